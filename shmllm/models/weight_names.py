@@ -72,12 +72,13 @@ _SKIPPED_SUFFIXES = (
     "rotary_pos_emb.inv_freq",
     ".attn.bias",
     ".attn.masked_bias",
+    ".attn.causal_mask",
     ".attention.bias",
     ".attention.masked_bias",
     ".position_ids",
 )
-"""The ends of the names of constants: frequencies, the causal masks in the first files of GPT-2 and
-GPT-NeoX, and the numbers of the positions in BERT's."""
+"""The ends of the names of constants: frequencies, the causal masks in the first files of GPT-2,
+GPT-Neo, GPT-NeoX and CodeGen, and the numbers of the positions in BERT's."""
 
 _RENAMED_SUFFIXES = {
     ".LayerNorm.gamma": ".LayerNorm.weight",

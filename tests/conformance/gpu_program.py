@@ -173,6 +173,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "glm": {"head_dim": 16},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "gpt_bigcode": {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "codegen": {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    | {"rotary_dim": 8},
+    "gpt_neo": {"window_size": 5, "attention_types": [[["local", "global"], 1]]},
     "gpt_neox": {},
     "gptj": {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64}
     | {"rotary_dim": 8},

@@ -154,6 +154,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "falcon_7b": ("Falcon", {"ffn_hidden_size": 96}),
     "gpt_bigcode": ("GPTBigCode", {"n_inner": 96}),
+    "codegen": ("CodeGen", {"n_inner": 96, "rotary_dim": 8}),
+    "gpt_neo": (
+        "GPTNeo",
+        {"window_size": 48, "attention_types": [[["global", "local"], 1], [["local"], 1]]},
+    ),
     "gpt_neox": ("GPTNeoX", {}),
     "gptj": ("GPTJ", {"n_inner": 96, "rotary_dim": 8}),
     "helium": ("Helium", {"head_dim": 16}),
@@ -281,7 +286,7 @@ DENSE = (
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat", "granite_swa"),
     *("cwm", "hyperclovax", "jais2", "vaultgemma"),
-    *("falcon", "falcon_7b", "gpt_bigcode"),
+    *("falcon", "falcon_7b", "gpt_bigcode", "codegen", "gpt_neo"),
 )
 """Dense families that are made of what others have."""
 WITH_EXPERTS = (
@@ -296,7 +301,7 @@ NOT_IN_GGUF = (
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
     *("granite_moe_swa", "granite_swa", "hy_v3", "mellum", "minicpm3"),
     *("cwm", "hyperclovax", "jais2", "vaultgemma"),
-    *("falcon", "falcon_7b", "gpt_bigcode"),
+    *("falcon", "falcon_7b", "gpt_bigcode", "codegen", "gpt_neo"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4")

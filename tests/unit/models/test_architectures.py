@@ -595,7 +595,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-bigcode": ("gpt_bigcode", {}),
     "gpt-bigcode-all-heads": (
         "gpt_bigcode",
-        {"n_inner": 72, "n_head": 4, "multi_query": False, "scale_attn_weights": False}
+        {"n_inner": 72, "num_attention_heads": 4, "multi_query": False, "scale_attn_weights": False}
         | {"tie_word_embeddings": False},
     ),
     "falcon": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -609,6 +609,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon",
         {"multi_query": False, "parallel_attn": False, "bias": True, "num_attention_heads": 4}
         | {"activation": "relu", "rope_parameters": ROPE | {"rope_theta": 500.0}},
+    ),
+    "codegen": ("codegen", {"n_inner": 80, "rotary_dim": 4}),
+    "codegen-tied": (
+        "codegen",
+        {"rotary_dim": 12, "num_attention_heads": 4, "tie_word_embeddings": True},
+    ),
+    "gpt-neo": (
+        "gpt_neo",
+        {"window_size": 7, "attention_types": [[["global", "local"], 1], [["local"], 1]]},
+    ),
+    "gpt-neo-global": (
+        "gpt_neo",
+        {"attention_types": [[["global"], 3]], "tie_word_embeddings": False}
+        | {"intermediate_size": None, "activation_function": "silu"},
     ),
     "gpt-neox": ("gpt_neox", {"num_attention_heads": 3}),
     "gpt-neox-sequential": (
@@ -827,6 +841,8 @@ BFLOAT16 = [
     "gpt2",
     "falcon",
     "gpt-bigcode",
+    "codegen",
+    "gpt-neo",
     "gpt-neox",
     "gptj",
     "granite",

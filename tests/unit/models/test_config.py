@@ -41,7 +41,9 @@ OF_DEEPSEEK = (
 OTHERS = (
     "falcon",
     "gpt2",
+    "codegen",
     "gpt_bigcode",
+    "gpt_neo",
     "gpt_neox",
     "gptj",
     "gemma4",
@@ -231,6 +233,7 @@ def test_absent_fields_of_opt_agree_with_transformers(tmp_path: Path) -> None:
 
 DENSE = {
     "gpt_neox": ("GPTNeoXForCausalLM", MINIMAL, "layer_norm_eps"),
+    "codegen": ("CodeGenForCausalLM", {}, "layer_norm_epsilon"),
     "gptj": ("GPTJForCausalLM", {}, "layer_norm_epsilon"),
     "helium": (
         "HeliumForCausalLM",
@@ -288,6 +291,15 @@ def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:
             "parallel_attn false and new_decoder_architecture exclude each other",
         ),
         ("GPTBigCode", {"add_cross_attention": True}, "add_cross_attention true is not supported"),
+        ("CodeGen", {"rotary_dim": None}, "rotary_dim null is not supported"),
+        (
+            "CodeGen",
+            {"n_embd": 96, "rotary_dim": 6},
+            "heads of 6 elements are not supported: no multiple of 4",
+        ),
+        ("GPTNeo", {"num_layers": 4}, "'attention_types' are those of 24 layers, not 4"),
+        ("GPTNeo", {"attention_types": [[["axial"], 4]]}, "'axial' is not supported"),
+        ("GPTNeo", {"attention_types": ["local"]}, "'attention_types' must list pairs of a list"),
         ("Helium", {}, "the width of all heads .1024. must be hidden_size .128."),
         ("Olmo", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
         ("VaultGemma", {"use_bidirectional_attention": True}, "attention is causal"),
@@ -342,6 +354,20 @@ def test_absent_fields_of_gpt_bigcode_agree_with_transformers(tmp_path: Path) ->
     assert mlp == MLPSpec(inner=4 * expected.n_embd, activation="gelu_tanh", gated=False, bias=True)
     assert config.num_learned_positions == config.max_position_embeddings == expected.n_positions
     assert (config.vocab_size, len(config.layers)) == (expected.vocab_size, 3)
+    assert config.norm.eps == expected.layer_norm_epsilon
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+
+
+def test_absent_fields_of_gpt_neo_agree_with_transformers(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPTNeoForCausalLM"]}))
+    config, expected = ModelConfig.from_directory(tmp_path), CONFIGS["gpt_neo"]()
+    attention, mlp = config.layers[0].mixer, config.layers[0].mlp
+    assert (attention.num_heads, attention.num_kv_heads) == (expected.num_heads,) * 2
+    assert mlp.inner == 4 * expected.hidden_size
+    local = [kind == "local" for kind in expected.attention_layers]
+    assert list(config.layer_windows) == [expected.window_size if each else None for each in local]
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.num_learned_positions == expected.max_position_embeddings
     assert config.norm.eps == expected.layer_norm_epsilon
     assert config.tie_word_embeddings == expected.tie_word_embeddings
 

@@ -149,7 +149,10 @@ def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
 ENDS = (
     (("gemma2", "olmo2", "glm4", "olmo3", "exaone4", "hyperclovax"), ["_add_normed", "_rms_norm"]),
     (("cohere2", "cohere", "stablelm", "opt", "starcoder2"), ["_layer_norm"]),
-    (("gpt_neox", "gptj", "nemotron", "olmo", "phi", "jais2", "falcon"), ["_layer_norm"]),
+    (
+        ("gpt_neox", "gptj", "nemotron", "olmo", "phi", "jais2", "falcon", "codegen", "gpt_neo"),
+        ["_layer_norm"],
+    ),
     (("arcee", "ernie4_5", "gemma", "glm", "helium", "seed_oss"), ["_rms_norm"]),
     (("cwm", "vaultgemma"), ["_rms_norm"]),
 )
