@@ -87,6 +87,8 @@ class MoE:
         down_proj: the projection of the activation's output of each expert.
         shared: the MLP that every token goes to, or None.
         scale: [experts], the factor of each expert's output, or None.
+        fixed_gate: [1], a zero in the place of each token's gate of `shared`: its sigmoid is a
+            half; None: the router computes the gates, or there are none.
     """
 
     norms: tuple[Norm, ...] = ()
@@ -107,6 +109,7 @@ class MoE:
         self.down_proj = ExpertLinear(experts, inner, (hidden_size,), bias, storage)
         self.shared = None if spec.shared is None else MLP(hidden_size, spec.shared, storage)
         self.scale = storage.tensor(experts) if spec.scaled else None
+        self.fixed_gate = storage.zero() if spec.halves_shared else None
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", with

@@ -89,6 +89,10 @@ class Storage:
         """Returns [width] ones beside the weights: a constant, which nobody loads or updates."""
         return self.allocate((0,), self.dtype).new_ones(width)
 
+    def zero(self) -> Tensor:
+        """Returns [1] float32, a zero beside the weights, likewise."""
+        return self.allocate((0,), torch.float32).new_zeros(1)
+
     def for_head(self) -> Storage:
         """Returns the storage of the LM head."""
         if self.quantization is None:

@@ -20,6 +20,7 @@ ARCHITECTURES: dict[str, str] = {
     "CamembertModel": "roberta",
     "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",
+    "Cohere2MoeForCausalLM": "cohere2_moe",
     "CohereForCausalLM": "cohere",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",

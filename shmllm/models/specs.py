@@ -103,6 +103,7 @@ class MoESpec:
         transposed: whether it has them as [experts, in, out].
         shared: an MLP that every token goes to as well; None: there is none.
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
+        halves_shared: whether the output of `shared` is halved.
         scaled: whether the output of an expert is multiplied by a weight of that expert.
         shared_name: the name of `shared` in checkpoints.
         shared_module: its name in transformers' modules; None: the same one.
@@ -127,6 +128,7 @@ class MoESpec:
     transposed: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
+    halves_shared: bool = False
     scaled: bool = False
     shared_name: str = "shared_expert"
     shared_module: str | None = None

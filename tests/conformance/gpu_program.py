@@ -187,6 +187,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "seed_oss": {"head_dim": 16, "attention_out_bias": True},
     "stablelm": {"use_parallel_residual": True, "use_qkv_bias": True},
     "starcoder2": {"sliding_window": 5},
+    "cohere2_moe": {"num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2}
+    | {"expert_selection_fn": "sigmoid", "sliding_window": 5, "layer_types": LAYER_TYPES}
+    | {"head_dim": 16, "intermediate_size": 24},
     "cohere2": {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "granite": {
         "embedding_multiplier": 3.0,

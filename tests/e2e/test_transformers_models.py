@@ -40,7 +40,7 @@ FAMILIES = [
 ]  # fmt: skip
 RUNS = {
     "apertus", "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
-    "bert-generation", "bitnet", "cohere2_moe", "cohere_compass_text", "ctrl",
+    "bert-generation", "bitnet", "cohere_compass_text", "ctrl",
     "dbrx", "electra", "emu3", "ernie",
     "flint", "fuyu", "gemma3n_text", "gemma4_unified_text", "got_ocr2",
     "jetmoe", "kolibri1", "laguna", "longcat_flash", "mimo_v2_flash",

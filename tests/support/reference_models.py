@@ -124,6 +124,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT),
     "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 4}),
+    "cohere2_moe": (
+        "Cohere2Moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2, "head_dim": 16}
+        | {"expert_selection_fn": "sigmoid", "sliding_window": 48, "num_hidden_layers": 5}
+        | {"first_k_dense_replace": 1, "intermediate_size": 32},
+    ),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
     "afmoe": (
@@ -292,14 +298,14 @@ DENSE = (
 WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
-    *("granite_moe_swa", "hy_v3", "mellum"),
+    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
-    *("granite_moe_swa", "granite_swa", "hy_v3", "mellum", "minicpm3"),
+    *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum", "minicpm3"),
     *("cwm", "hyperclovax", "jais2", "vaultgemma"),
     *("falcon", "falcon_7b", "gpt_bigcode", "codegen", "gpt_neo"),
 )

@@ -143,7 +143,10 @@ class ExpertOps:
             operands = [self._num_tokens, spec.top_k, *out, moe.scale.data_ptr()]
             kernel = SCALE_CHOSEN[kind_of(moe.scale)]
             self._kernels.record(kernel, operands, label="scale_chosen")
-        return Routing(buffers.ids, buffers.weights, buffers.shared_gates)
+        gates = buffers.shared_gates
+        if moe.fixed_gate is not None:
+            gates = moe.fixed_gate.expand(len(buffers.ids))
+        return Routing(buffers.ids, buffers.weights, gates)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         """Record the operation `models.ops.Ops.experts`, but for the shared expert.

@@ -179,6 +179,8 @@ class ExpertOps:
         spec, buffers = moe.spec, self._buffers[moe.spec]
         logits = buffers.logits[:num_tokens]
         gates = logits[:, spec.num_experts] if spec.shared_gate else None
+        if moe.fixed_gate is not None:
+            gates = moe.fixed_gate.expand(num_tokens)
         routing = Routing(buffers.ids[:num_tokens], buffers.weights[:num_tokens], gates)
         if self._reads_choices(num_tokens):
             return logits, routing, None

@@ -153,6 +153,14 @@ MINIMAX: dict[str, Any] = {
     "rotary_dim": 8,
 }
 ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24}
+COHERE_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+    "intermediate_size": 24,
+    "head_dim": 16,
+    "sliding_window": 7,
+}
 EXAONE = {"num_hidden_layers": 5, "sliding_window": 7}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -295,6 +303,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere-bias": ("cohere", {"attention_bias": True, "num_key_value_heads": 6}),
     "cohere2": ("cohere2", {"sliding_window": 7, "num_hidden_layers": 5, "head_dim": 16}),
+    "cohere2-moe": (
+        "cohere2_moe",
+        COHERE_EXPERTS
+        | {"num_hidden_layers": 6, "first_k_dense_replace": 1, "expert_selection_fn": "sigmoid"}
+        | {"prefix_dense_intermediate_size": 40},
+    ),
+    "cohere2-moe-all-experts": (
+        "cohere2_moe",
+        COHERE_EXPERTS
+        | {"num_experts_per_tok": 6, "attention_bias": True, "tie_word_embeddings": False}
+        | {"shared_expert_combination_strategy": "sum", "rms_norm_eps": 1e-3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "sliding_window_pattern": 2}
+        | {"prefix_dense_sliding_window_pattern": 2},
+    ),
+    "cohere2-moe-undivided": (
+        "cohere2_moe",
+        COHERE_EXPERTS
+        | {"num_shared_experts": 0, "expert_selection_fn": "sigmoid", "norm_topk_prob": False},
+    ),
     "cohere2-bias": ("cohere2", {"sliding_window": 7, "attention_bias": True, "head_dim": 8}),
     "cwm": ("cwm", {"head_dim": 16, "sliding_window": 7, "num_hidden_layers": 5}),
     "cwm-bias": (
@@ -739,6 +766,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 VARIANTS_OF_ROUTERS = {
     "afmoe-all-experts",
+    "cohere2-moe-all-experts",
+    "cohere2-moe-undivided",
     "deepseek-v2",
     "deepseek-v2-all-experts",
     "deepseek-v3-all-experts",
@@ -793,6 +822,7 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 BFLOAT16 = [
     "afmoe-all-experts",
+    "cohere2-moe-all-experts",
     "arcee",
     "bamba",
     "falcon-mamba",

@@ -33,6 +33,8 @@ ROUTER = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 2
 GRANITE = {"num_local_experts": 5, "num_experts_per_tok": 2}
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": ROUTER | {"head_dim": 16},
+    "cohere2_moe": {"num_experts": 5, "num_experts_per_tok": 2, "num_shared_experts": 2}
+    | {"head_dim": 16, "intermediate_size": 24},
     "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24},
     "exaone_moe": ROUTER | {"sliding_window": 7},
     "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2},
@@ -110,6 +112,13 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
         ("afmoe", {"route_norm": False}, "route_norm False is not supported; supported: True"),
         ("afmoe", {"n_group": 2}, "n_group 2 is not supported; supported: 1"),
         ("afmoe", {"sliding_window": None}, "no sliding window is enabled"),
+        ("cohere2_moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn 'tanh' is not"),
+        (
+            "cohere2_moe",
+            {"shared_expert_combination_strategy": "max"},
+            "shared_expert_combination_strategy 'max' is not supported",
+        ),
+        ("cohere2_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' are not supported"),
         ("ernie4_5_moe", {"use_bias": True}, "'use_bias' is not supported; supported: false"),
         ("ernie4_5_moe", {"moe_norm_min": 1e-9}, "moe_norm_min 1e-09 is not supported"),
         ("ernie4_5_moe", {"moe_k": 6}, r"num_experts_per_tok \(6\) is more than"),
