@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.model_helpers import CONFIGS, reference_model, save
 from support.reference_models import MAMBAS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
@@ -94,8 +96,10 @@ def test_absent_fields_get_transformers_defaults(tmp_path: Path) -> None:
 
 
 DELTA_NETS = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 2}
+FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 OPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA_NETS),
+    **dict.fromkeys(("hy_v3", "mellum"), FEW_EXPERTS),
     # Without the width of heads transformers makes no model of these.
     **{kind: {"head_dim": 8} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
 }
@@ -263,6 +267,29 @@ def test_absent_fields_of_dense_families_agree_with_transformers(
     assert attention.rope.theta == ropes["rope_theta"]
     partial = attention.head_dim * ropes.get("partial_rotary_factor", 1.0)
     assert attention.rope.rotary_dim == getattr(expected, "rotary_dim", partial)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("codegen", "cwm", "falcon", "gpt_bigcode", "gpt_neo"),
+        *("granite_swa", "hyperclovax", "jais2", "vaultgemma"),
+    ],
+)
+def test_what_transformers_writes_of_its_defaults_changes_nothing(
+    family: str, tmp_path: Path
+) -> None:
+    """It writes all fields of a configuration."""
+    written = CONFIGS[family]()
+    named = {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[written.model_type]]}
+    every = written.to_dict()
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers")
+    few = {name: every[name] for name in (*sizes, "intermediate_size") if name in every}
+    configs = []
+    for fields in (few, every):
+        (tmp_path / "config.json").write_text(json.dumps(fields | named))
+        configs.append(ModelConfig.from_directory(tmp_path))
+    assert replace(configs[0], eos_token_ids=configs[1].eos_token_ids) == configs[1]
 
 
 def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:

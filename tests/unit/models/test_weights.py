@@ -83,8 +83,15 @@ def test_tied_model_ignores_a_stored_head(tmp_path: Path) -> None:
     assert torch.equal(our_logits(load(tmp_path), TOKENS), expected)
 
 
-def test_old_rotary_buffers_are_ignored(checkpoint: Path) -> None:
-    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "transformer.h.0.attn.causal_mask",
+        "transformer.h.0.attn.attention.masked_bias",
+    ],
+)
+def test_constants_of_old_files_are_ignored(checkpoint: Path, name: str) -> None:
     edit(checkpoint, lambda tensors: tensors.update({name: torch.zeros(4)}))
     load(checkpoint)
 

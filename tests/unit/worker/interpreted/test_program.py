@@ -150,11 +150,14 @@ ENDS = (
     (("gemma2", "olmo2", "glm4", "olmo3", "exaone4", "hyperclovax"), ["_add_normed", "_rms_norm"]),
     (("cohere2", "cohere", "stablelm", "opt", "starcoder2"), ["_layer_norm"]),
     (
-        ("gpt_neox", "gptj", "nemotron", "olmo", "phi", "jais2", "falcon", "codegen", "gpt_neo"),
+        (
+            *("gpt_neox", "gptj", "nemotron", "olmo", "phi"),
+            *("codegen", "falcon", "gpt_bigcode", "gpt_neo", "jais2"),
+        ),
         ["_layer_norm"],
     ),
-    (("arcee", "ernie4_5", "gemma", "glm", "helium", "seed_oss"), ["_rms_norm"]),
-    (("cwm", "vaultgemma"), ["_rms_norm"]),
+    (("arcee", "cwm", "ernie4_5", "gemma", "glm"), ["_rms_norm"]),
+    (("helium", "seed_oss", "vaultgemma"), ["_rms_norm"]),
 )
 END_OF = {name: end for names, end in ENDS for name in names}
 """The families with five launches a layer, and what follows the last one."""
@@ -189,7 +192,10 @@ def launches_of_experts(num_requests: int) -> list[str]:
         "qwen2_moe",
         *map(
             slow,
-            ("mixtral", "qwen3_moe", "gpt_oss", "granite_moe", "granite_moe_shared", "minimax_m2"),
+            (
+                *("mixtral", "qwen3_moe", "gpt_oss", "minimax_m2"),
+                *("granite_moe", "granite_moe_shared", "granite_moe_swa"),
+            ),
         ),
     ],
 )
@@ -208,12 +214,14 @@ def test_a_layer_with_a_mixture_of_experts_is_six_launches_for_one_token_and_sev
 
 @pytest.mark.usefixtures("launches_only")
 @pytest.mark.parametrize("num_requests", [1, 3])
-@pytest.mark.parametrize("name", [*map(slow, ("ernie4_5_moe", "exaone_moe", "afmoe", "flex_olmo"))])
+@pytest.mark.parametrize(
+    "name", [*map(slow, ("ernie4_5_moe", "exaone_moe", "hy_v3", "afmoe", "flex_olmo"))]
+)
 def test_a_norm_behind_blocks_is_a_launch_before_a_router_and_none_before_an_mlp(
     gpu_device, models, num_requests, name
 ) -> None:
     """The product that adds such a norm to the residual stream has the kernel of few rows. All but
-    FlexOlmo have an MLP in the first layer, and the first two have no such norms."""
+    FlexOlmo have an MLP in the first layer, and the first three have no such norms."""
     product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
     norm = ["_add_normed"] if name in ("afmoe", "flex_olmo") else []
     reader = "multiply_few_rows" if norm else product
