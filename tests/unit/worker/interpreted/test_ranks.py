@@ -96,6 +96,8 @@ FAMILIES = (
     "llama",
     "gpt2",
     "gpt_neox",
+    "falcon",
+    "cohere2_moe",
     "phi",
     "qwen2_moe",
     "gpt_oss",
