@@ -206,7 +206,7 @@ class ModelConfig:
 
     @property
     def tokens_per_second(self) -> float:
-        """How many positions a second of a video is on the axis of time; 0: frames are images."""
+        """How many positions a second of a video is on the axis of time; 0: a frame is one."""
         video = None if self.vision is None else self.vision.video
         return 0.0 if video is None else video.tokens_per_second
 

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmllm.models import qwen2
+from shmllm.models import qwen2, qwen2_vl
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
 from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
 from shmllm.models.vision.specs import Qwen2_5Tower, VisionSpec
 
-_DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
-_SECTIONS = (16, 24, 24)
 _VISION_DEFAULTS: dict[str, Any] = {
     "depth": 32,
     "hidden_size": 3584,
-    "intermediate_size": 3420,
     "out_hidden_size": 3584,
     "patch_size": 14,
     "hidden_act": "silu",
@@ -28,9 +25,9 @@ _FULL_LAYERS = (7, 15, 23, 31)
 
 
 def configure(fields: Fields) -> ModelConfig:
-    config = qwen2.configure(fields.with_defaults(_DEFAULTS), num_kv_heads=8)
+    config = qwen2.configure(fields.with_defaults(qwen2_vl.DEFAULTS), num_kv_heads=8)
     vision = read_vision(fields, config)
-    return with_vision(config, fields, vision, _SECTIONS, mixes_axes=False)
+    return with_vision(config, fields, vision, qwen2_vl.SECTIONS, mixes_axes=False)
 
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
@@ -44,13 +41,19 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     full = read_layer_indices(vision, "fullatt_block_indexes", _FULL_LAYERS, shared["num_layers"])
     return VisionSpec(
         image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
-        tower=Qwen2_5Tower(**shared, window=window, full_layers=full),
+        tower=Qwen2_5Tower(
+            **shared,
+            inner=vision.integer("intermediate_size", 3420),
+            window=window,
+            full_layers=full,
+        ),
         merge_size=shared["merge_size"],
         has_axes=True,
         video=read_video(
             fields,
             "Qwen2VLVideoProcessor",
             config.vocab_size,
-            vision.number("tokens_per_second", 4),
+            in_one_piece=True,
+            tokens_per_second=vision.number("tokens_per_second", 4),
         ),
     )

@@ -22,7 +22,6 @@ _SECTIONS = (24, 20, 20)
 _VISION_DEFAULTS: dict[str, Any] = {
     "depth": 27,
     "hidden_size": 1152,
-    "intermediate_size": 4304,
     "out_hidden_size": 3584,
     "patch_size": 16,
     "hidden_act": "gelu_pytorch_tanh",
@@ -53,9 +52,14 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
         )
     return VisionSpec(
         image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
-        tower=Qwen3Tower(**shared, num_positions=positions, level_layers=levels),
+        tower=Qwen3Tower(
+            **shared,
+            inner=vision.integer("intermediate_size", 4304),
+            num_positions=positions,
+            level_layers=levels,
+        ),
         num_levels=len(levels),
         merge_size=shared["merge_size"],
         has_axes=True,
-        video=read_video(fields, "Qwen3VLVideoProcessor", config.vocab_size),
+        video=read_video(fields, "Qwen3VLVideoProcessor", config.vocab_size, in_one_piece=False),
     )

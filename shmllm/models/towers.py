@@ -14,6 +14,7 @@ from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.llava import Llava
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
+from shmllm.models.vision.qwen2_vl import Qwen2
 from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
     Gemma3Tower,
@@ -21,6 +22,7 @@ from shmllm.models.vision.specs import (
     LlavaTower,
     PixtralTower,
     Qwen2_5Tower,
+    Qwen2Tower,
     Qwen3Tower,
     VisionSpec,
 )
@@ -29,6 +31,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
     Idefics3Tower: Idefics3,
     Gemma3Tower: Gemma3,
+    Qwen2Tower: Qwen2,
     Qwen2_5Tower: Qwen2_5,
     Qwen3Tower: Qwen3,
     PixtralTower: Pixtral,

@@ -160,7 +160,7 @@ class InputBatch:
         make_tables: returns the memory of `block_tables`, zeroed, by their shape; None: any.
         patches_per_side: how many patches of an image an embedding stands for in each direction, in
             models that rotate by positions on several axes; 0: others.
-        tokens_per_second: how many positions a second of a video is; 0: its frames are images.
+        tokens_per_second: how many positions a second of a video is; 0: each frame is one.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -262,8 +262,10 @@ class InputBatch:
         for item in request.items:
             frames, rows, columns = item.grid
             of_span = frames // len(item.spans)
-            # rounded as in transformers, which has times in float32
-            interval = float(np.float32(self._tokens_per_second) * np.float32(item.frame_seconds))
+            interval = 1.0
+            if self._tokens_per_second:  # rounded as in transformers, which has times in float32
+                seconds = np.float32(item.frame_seconds)
+                interval = float(np.float32(self._tokens_per_second) * seconds)
             for begin, _ in item.spans:
                 yield PlacedGrid(begin, of_span, rows // side, columns // side, interval)
 

@@ -65,7 +65,7 @@ def _shape_of_video(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     if not frames or rows % merge or columns % merge:
         return None
     lengths = {end - begin for begin, end in item.spans}
-    if len(item.spans) != (1 if vision.video.tokens_per_second else frames) or len(lengths) > 1:
+    if len(item.spans) != (1 if vision.video.in_one_piece else frames) or len(lengths) > 1:
         return None
     return frames * vision.tower.num_frames, rows * size, columns * size, 3
 

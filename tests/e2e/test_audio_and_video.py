@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "two threads": {"num_threads": 2},
 }
-NAMES = ["qwen2_audio", "qwen2_5_vl", "qwen3_vl"]
+NAMES = ["qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
     (RANDOM.standard_normal(16_000) * 0.1).astype(np.float32),
@@ -123,7 +123,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory.mktemp("models") / request.param)
 
 
-@pytest.fixture(scope="module", params=["qwen2_audio", "qwen3_vl", slow("qwen2_5_vl")])
+@pytest.fixture(
+    scope="module", params=["qwen2_audio", "qwen3_vl", slow("qwen2_vl"), slow("qwen2_5_vl")]
+)
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory.mktemp("models") / request.param)
 

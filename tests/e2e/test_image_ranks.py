@@ -51,7 +51,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
 
 
 def families(*default: str) -> pytest.MarkDecorator:
-    names = "llava", "smolvlm", "qwen3_vl", "gemma3", "qwen2_5_vl", "mistral3"
+    names = "llava", "smolvlm", "qwen3_vl", "gemma3", "qwen2_vl", "qwen2_5_vl", "mistral3"
     marked = [name if name in default else slow(name) for name in names]
     return pytest.mark.parametrize("subject", marked, indirect=True)
 

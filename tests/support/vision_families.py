@@ -34,6 +34,7 @@ QWEN: dict[str, Any] = {
     "num_heads": 2,
     "out_hidden_size": 64,
 }
+QWEN2_ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 CLIP_MEAN = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
@@ -134,7 +135,7 @@ def _qwen(
     return VisionFamily(
         model=model,
         text=TEXT | text,
-        vision=QWEN | vision,
+        vision=vision,
         outer={},
         marks=(*_CHATML, *_PAD_MARKS),
         image="<|image_pad|>",
@@ -171,16 +172,26 @@ FAMILIES = {
     ),
     "smolvlm": _tiled("SmolVLM", {"model_type": "smolvlm_vision"}),
     "idefics3": _tiled("Idefics3", {"model_type": "idefics3_vision"}),
+    "qwen2_vl": _qwen(
+        "Qwen2VL",
+        {"rope_parameters": QWEN2_ROPE},
+        {
+            "depth": 4,
+            "embed_dim": 32,
+            "hidden_size": 64,
+            "mlp_ratio": 2,
+            "num_heads": 2,
+            "patch_size": 14,
+        },
+        **CLIP_MEAN,
+        patch_size=14,
+        size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+    ),
     "qwen2_5_vl": _qwen(
         "Qwen2_5_VL",
-        {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e6,
-                "mrope_section": [2, 3, 3],
-            }
-        },
-        {
+        {"rope_parameters": QWEN2_ROPE},
+        QWEN
+        | {
             "patch_size": 14,
             "window_size": 56,
             "fullatt_block_indexes": [1, 3],
@@ -201,7 +212,8 @@ FAMILIES = {
                 "mrope_interleaved": True,
             },
         },
-        {
+        QWEN
+        | {
             "patch_size": 16,
             "num_position_embeddings": 256,
             "deepstack_visual_indexes": [0, 1, 2],

@@ -27,7 +27,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
-    "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder,),
+    "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),

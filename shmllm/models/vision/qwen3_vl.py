@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.layers import Storage
-from shmllm.models.tower import ACTIVATIONS, Tower
+from shmllm.models.tower import Tower
+from shmllm.models.vision.qwen_layers import EPS, PlainLayer
 from shmllm.models.vision.specs import Grid, Qwen3Tower
-from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, in_squares
-
-_EPS = 1e-6
+from shmllm.models.vision.squares import Rotation, embed_patches, in_squares
 
 
 class Qwen3(Tower):
@@ -29,7 +28,8 @@ class Qwen3(Tower):
         )
         self._positions = self.tensor("visual.pos_embed.weight", spec.num_positions, width)
         self._layers = [
-            _Layer(spec, f"visual.blocks.{layer}", self) for layer in range(spec.num_layers)
+            PlainLayer(spec, f"visual.blocks.{layer}", ("linear_fc1", "linear_fc2"), self)
+            for layer in range(spec.num_layers)
         ]
         self._merger = _Merger(spec, hidden_size, "visual.merger", self, norms_squares=False)
         self._levels = {
@@ -76,27 +76,6 @@ def _neighbours(
     return (first, (first + 1).clamp(max=side - 1)), (1 - behind, behind)
 
 
-class _Layer:
-    """One layer: attention and an MLP, each behind a norm."""
-
-    def __init__(self, spec: Qwen3Tower, prefix: str, tower: Tower) -> None:
-        width = spec.hidden_size
-        self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
-        self._norms = [
-            tower.make_layer_norm(f"{prefix}.norm{number}", width, _EPS) for number in (1, 2)
-        ]
-        self._qkv = tower.make_dense(f"{prefix}.attn.qkv", 3 * width, width)
-        self._out = tower.make_dense(f"{prefix}.attn.proj", width, width)
-        self._up = tower.make_dense(f"{prefix}.mlp.linear_fc1", spec.inner, width)
-        self._down = tower.make_dense(f"{prefix}.mlp.linear_fc2", width, spec.inner)
-
-    def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Runs the layer: [patches, width] -> [patches, width]."""
-        qkv = self._qkv(self._norms[0](x))
-        x = x + self._out(attend_within(qkv, self._heads, rotation, []))
-        return x + self._down(self._activation(self._up(self._norms[1](x))))
-
-
 class _Merger:
     """Two projections of squares of patches, behind a norm of patches, or of squares."""
 
@@ -105,7 +84,7 @@ class _Merger:
     ) -> None:
         self._width = spec.hidden_size * spec.merge_size**2
         normed = self._width if norms_squares else spec.hidden_size
-        self._norm = tower.make_layer_norm(f"{prefix}.norm", normed, _EPS)
+        self._norm = tower.make_layer_norm(f"{prefix}.norm", normed, EPS)
         self._up = tower.make_dense(f"{prefix}.linear_fc1", self._width, self._width)
         self._down = tower.make_dense(f"{prefix}.linear_fc2", hidden_size, self._width)
 

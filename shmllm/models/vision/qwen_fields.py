@@ -1,4 +1,4 @@
-"""Reads the fields that the towers of Qwen 2.5 VL and Qwen 3 VL share.
+"""Reads the fields that the towers of Qwen 2 VL, 2.5 VL and 3 VL share.
 
 This module must not import torch: front ends import it too.
 """
@@ -24,27 +24,35 @@ IMAGE_TOKEN, VIDEO_TOKEN = 151655, 151656
 """The defaults of ``image_token_id`` and ``video_token_id``."""
 
 
-def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of a `SquaresTower`.
+def read_qwen_tower(
+    vision: Fields,
+    hidden_size: int,
+    defaults: dict[str, Any],
+    *,
+    width: str = "hidden_size",
+    output: str = "out_hidden_size",
+) -> dict[str, Any]:
+    """Returns the values of a `SquaresTower` but for ``inner``.
 
     Args:
         vision: the fields of ``vision_config``.
         hidden_size: the width of the language model's embeddings.
         defaults: those of fields that are no numbers of patches or frames.
+        width: the name of the field with the width of the stream.
+        output: that of the field with the width of the embeddings.
     """
     fields = vision.with_defaults(defaults)
-    width = fields.integer("hidden_size")
-    if (out := fields.integer("out_hidden_size")) != hidden_size:
+    own = fields.integer(width)
+    if (out := fields.integer(output)) != hidden_size:
         raise fields.error(
-            f"out_hidden_size ({out}) differs from the language model's hidden_size ({hidden_size})"
+            f"{output} ({out}) differs from the language model's hidden_size ({hidden_size})"
         )
-    num_heads = read_num_heads(fields, "num_heads", 16, width)
-    check_rotated_heads(fields, width // num_heads)
+    num_heads = read_num_heads(fields, "num_heads", 16, own, width)
+    check_rotated_heads(fields, own // num_heads)
     return {
-        "hidden_size": width,
+        "hidden_size": own,
         "num_layers": fields.integer("depth", maximum=MOST_LAYERS),
         "num_heads": num_heads,
-        "inner": fields.integer("intermediate_size"),
         "patch_size": fields.integer("patch_size"),
         "num_frames": fields.integer("temporal_patch_size", 2),
         "merge_size": fields.integer("spatial_merge_size", 2),
@@ -54,7 +62,12 @@ def read_qwen_tower(vision: Fields, hidden_size: int, defaults: dict[str, Any]) 
 
 
 def read_video(
-    fields: Fields, processor: str, vocab_size: int, tokens_per_second: float = 0.0
+    fields: Fields,
+    processor: str,
+    vocab_size: int,
+    *,
+    in_one_piece: bool,
+    tokens_per_second: float = 0.0,
 ) -> VideoSpec | None:
     """Returns how a model takes videos; None: its vocabulary has no token for them.
 
@@ -62,12 +75,18 @@ def read_video(
         fields: what `configure` got.
         processor: see `VideoSpec`.
         vocab_size: the number of tokens.
+        in_one_piece: see `VideoSpec`.
         tokens_per_second: see `VideoSpec`.
     """
     token = fields.whole.integer("video_token_id", VIDEO_TOKEN, minimum=0)
     if token >= vocab_size:
         return None
-    return VideoSpec(token=token, processor=processor, tokens_per_second=tokens_per_second)
+    return VideoSpec(
+        token=token,
+        processor=processor,
+        in_one_piece=in_one_piece,
+        tokens_per_second=tokens_per_second,
+    )
 
 
 def with_vision(

@@ -167,6 +167,11 @@ class SquaresTower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2Tower(SquaresTower):
+    """All patches of an image attend to one another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen2_5Tower(SquaresTower):
     """
     Attributes:
@@ -219,7 +224,9 @@ class PixtralTower(SquaresTower):
     bias: bool
 
 
-TowerSpec = LlavaTower | Idefics3Tower | Gemma3Tower | Qwen2_5Tower | Qwen3Tower | PixtralTower
+TowerSpec = (
+    LlavaTower | Idefics3Tower | Gemma3Tower | Qwen2Tower | Qwen2_5Tower | Qwen3Tower | PixtralTower
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,12 +237,15 @@ class VideoSpec:
         token: the token of whose embeddings a video's take the place.
         processor: the name of transformers' class that prepares them, whose defaults hold where
             files are silent.
-        tokens_per_second: how many positions on the axis of time are a second. 0: each frame is an
-            image of its own, behind a text that says its time.
+        in_one_piece: whether its embeddings follow one another in a prompt; otherwise each frame is
+            an image of its own, behind a text that says its time.
+        tokens_per_second: how many positions on the axis of time are a second. 0: a frame is one,
+            whatever its time.
     """
 
     token: int
     processor: str
+    in_one_piece: bool
     tokens_per_second: float = 0.0
 
 

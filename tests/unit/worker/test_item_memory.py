@@ -51,6 +51,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "hidden_act": "gelu_pytorch_tanh",
         },
     },
+    "Qwen2VL": {
+        "model_type": "qwen2_vl",
+        "text_config": {
+            "model_type": "qwen2_vl_text",
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16},
+    },
     "Qwen2_5_VL": {
         "model_type": "qwen2_5_vl",
         "text_config": {
@@ -155,8 +170,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""The sizes of Qwen3-VL-8B, Qwen2.5-VL-7B, Mistral Small 3.1, LLaVA-1.5-7B, Gemma 3 4B and SmolVLM
-(2B), with fewer layers of text."""
+"""The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, Mistral Small 3.1, LLaVA-1.5-7B, Gemma 3 4B
+and SmolVLM (2B), with fewer layers of text."""
 
 
 class Allocations(TorchDispatchMode):

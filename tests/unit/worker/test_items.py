@@ -94,12 +94,12 @@ def test_tiles_that_it_does_not_take(change: dict[str, Any]) -> None:
         check_item(replace(TILES, **change), {"image": SMOLVLM})
 
 
-def qwen(tokens_per_second: float) -> VisionSpec:
-    video = VideoSpec(token=2, processor="a class", tokens_per_second=tokens_per_second)
+def qwen(in_one_piece: bool) -> VisionSpec:
+    video = VideoSpec(token=2, processor="a class", in_one_piece=in_one_piece)
     return replace(QWEN, video=video)
 
 
-IN_TIME, AMONG_TEXT = qwen(2.0), qwen(0.0)
+IN_TIME, AMONG_TEXT = qwen(True), qwen(False)
 VIDEO = Item(bytes(32), ((3, 21),), (3, 4, 6), pixels(6, 64, 96), "video", 0.5)
 FRAMES = replace(VIDEO, spans=((3, 9), (14, 20), (25, 31)))
 

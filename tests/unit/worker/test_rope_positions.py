@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel, Qwen3VLConfig, Qwen3VLModel
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLModel,
+    Qwen2VLConfig,
+    Qwen2VLModel,
+    Qwen3VLConfig,
+    Qwen3VLModel,
+)
 
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.models.mixer_specs import WITHIN_ITEMS
@@ -19,7 +26,16 @@ from shmllm.worker.rope_positions import PlacedGrid, RopePositions
 
 MERGE = 2
 TEXT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-VISION = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1}
+VISION = {"depth": 1, "hidden_size": 8, "num_heads": 1}
+KINDS: dict[str, tuple[Any, Any, dict[str, int]]] = {
+    "Qwen2-VL": (Qwen2VLConfig, Qwen2VLModel, {"embed_dim": 8}),
+    "Qwen2.5-VL": (Qwen2_5_VLConfig, Qwen2_5_VLModel, {"intermediate_size": 8}),
+    "Qwen3-VL": (
+        Qwen3VLConfig,
+        Qwen3VLModel,
+        {"intermediate_size": 8, "num_position_embeddings": 16},
+    ),
+}
 PROMPTS: dict[str, list[int | tuple[int, int]]] = {
     # numbers of tokens of text, and rows and columns of images
     "an image": [5, (3, 4), 6],
@@ -31,16 +47,13 @@ PROMPTS: dict[str, list[int | tuple[int, int]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["Qwen2.5-VL", "Qwen3-VL"])
+@pytest.fixture(scope="module", params=[*KINDS])
 def reference(request: pytest.FixtureRequest) -> Any:
     """A model of transformers without memory, which computes positions."""
-    is_3 = request.param == "Qwen3-VL"
-    sizes = {"num_position_embeddings": 16} if is_3 else {}
-    config: Any = (Qwen3VLConfig if is_3 else Qwen2_5_VLConfig)(
-        text_config=TEXT, vision_config=VISION | sizes | {"spatial_merge_size": MERGE}
-    )
+    config_kind, kind, sizes = KINDS[request.param]
+    vision = VISION | sizes | {"spatial_merge_size": MERGE}
     with torch.device("meta"):
-        return (Qwen3VLModel if is_3 else Qwen2_5_VLModel)(config)
+        return kind(config_kind(text_config=TEXT, vision_config=vision))
 
 
 def wanted_of(reference: Any, parts: list[int | tuple[int, int]]) -> tuple[np.ndarray, int]:
@@ -111,10 +124,12 @@ VIDEOS: dict[str, list[int | tuple[int, int, int, float]]] = {
 }
 
 
-@pytest.mark.parametrize("reference", ["Qwen2.5-VL"], indirect=True)
+@pytest.mark.parametrize("reference", ["Qwen2-VL", "Qwen2.5-VL"], indirect=True)
 @pytest.mark.parametrize("name", VIDEOS)
-def test_videos_of_qwen_2_5_equal_transformers(name: str, reference: Any) -> None:
-    """Tokens behind a prompt go on behind its last position, as in transformers' `generate`."""
+def test_videos_of_qwen_2_and_2_5_equal_transformers(name: str, reference: Any) -> None:
+    """Tokens behind a prompt go on behind its last position, as in transformers' `generate`. In
+    Qwen 2 a frame is one position, whatever its time."""
+    per_second = getattr(reference.config.vision_config, "tokens_per_second", None)
     parts = VIDEOS[name]
     kinds: list[int] = []
     placed, grids, seconds = [], [], []
@@ -123,7 +138,7 @@ def test_videos_of_qwen_2_5_equal_transformers(name: str, reference: Any) -> Non
             kinds += [0] * part
             continue
         frames, rows, columns, each = part
-        interval = reference.config.vision_config.tokens_per_second * each
+        interval = per_second * each if per_second else 1.0
         placed.append(PlacedGrid(len(kinds), frames, rows, columns, interval))
         grids.append([frames, MERGE * rows, MERGE * columns])
         seconds.append(each)
@@ -256,6 +271,14 @@ def test_times_have_the_roundings_of_transformers() -> None:
         batch.update(plan := plan_of((0, 0, 40), new=(with_item(40, item),)))
         expected = (torch.arange(40) * (tokens * torch.tensor([seconds])[0])).long()
         assert batch.inputs(plan).positions_on_axes[0].tolist() == expected.tolist()
+
+
+def test_without_time_a_frame_is_one_position() -> None:
+    batch = InputBatch(1, 32, 32, 100, patches_per_side=2)
+    batch.update(plan := plan_of((0, 0, 16), new=(with_item(16, VIDEO),)))
+    time, row, _ = batch.inputs(plan).positions_on_axes.tolist()
+    assert time == [0, 1, *[2] * 4, *[3] * 4, *[4] * 4, 4, 5]
+    assert row == [0, 1, *[2, 2, 3, 3] * 3, 4, 5]
 
 
 def test_a_batch_places_frames_between_texts_as_images() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
+from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
 
@@ -29,6 +30,11 @@ TEXTS = ["{}", "See {} and\n{}\n\nplease.", "{}{}", " {} <1.0 seconds>{} "]
 SIDES = [(4, 60, 70), (3, 100, 50)]
 INDICES = [[0, 5, 9, 20], [3, 4, 50]]
 RATE = 12.5
+KINDS: dict[str, tuple[Any, Any, str]] = {
+    "qwen2": (Qwen2VLProcessor, Qwen2VLConfig, "Qwen2VL"),
+    "qwen2.5": (Qwen2_5_VLProcessor, Qwen2_5_VLConfig, "Qwen2_5_VL"),
+    "qwen3": (Qwen3VLProcessor, Qwen3VLConfig, "Qwen3VL"),
+}
 
 
 class Model:
@@ -47,7 +53,7 @@ class Model:
             vision_end_token="<|vision_end|>",
             video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
         )
-        self.kind = Qwen3VLProcessor if self.is_3 else Qwen2_5_VLProcessor
+        self.kind, config_kind, architecture = KINDS[name]
         self.theirs._calculate_timestamps = lambda *given: Qwen3VLProcessor._calculate_timestamps(
             self.theirs, *given
         )
@@ -63,8 +69,7 @@ class Model:
                 strict=True,
             )
         )
-        config = (Qwen3VLConfig if self.is_3 else Qwen2_5_VLConfig)(**ids).to_dict()
-        architecture = "Qwen3VL" if self.is_3 else "Qwen2_5_VL"
+        config = config_kind(**ids).to_dict()
         config["architectures"] = [f"{architecture}ForConditionalGeneration"]
         image = {"image_processor_type": "Qwen2VLImageProcessor", "size": SIZE}
         image["patch_size"] = 16 if self.is_3 else 14
@@ -100,7 +105,7 @@ class Model:
         return "".join(parts)
 
 
-@pytest.fixture(params=["qwen2.5", "qwen3"])
+@pytest.fixture(params=[*KINDS])
 def model(
     request: pytest.FixtureRequest, make_tokenizer: Callable[..., Any], tmp_path: Path
 ) -> Model:
@@ -195,9 +200,7 @@ def test_ids_are_told_apart_from_expanded_ones_also_with_one_token(model: Model)
         assert model.ours.expand_ids("prompt", ids, [item], model.encode) == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "architecture"), [(Qwen2_5_VLConfig, "Qwen2_5_VL"), (Qwen3VLConfig, "Qwen3VL")]
-)
+@pytest.mark.parametrize(("kind", "architecture"), [names[1:] for names in KINDS.values()])
 def test_defaults_are_those_of_transformers(kind: Any, architecture: str, tmp_path: Path) -> None:
     names = {"architectures": [f"{architecture}ForConditionalGeneration"]}
     whole = kind().to_dict() | names

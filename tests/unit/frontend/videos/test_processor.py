@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.programs import run_source
+from support.variants import slow
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
 
@@ -20,6 +21,7 @@ from shmllm.frontend.items.registry import processors_of_model
 from shmllm.frontend.videos.processor import VideoProcessor
 
 CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2": {"architectures": ["Qwen2VLForConditionalGeneration"]},
     "qwen2.5": {"architectures": ["Qwen2_5_VLForConditionalGeneration"]},
     "qwen3": {"architectures": ["Qwen3VLForConditionalGeneration"]},
 }
@@ -43,7 +45,7 @@ def model(directory: Path, family: str, **fields: Any) -> VideoProcessor:
     return found
 
 
-@pytest.fixture(params=["qwen2.5", "qwen3"])
+@pytest.fixture(params=[slow("qwen2"), "qwen2.5", "qwen3"])
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

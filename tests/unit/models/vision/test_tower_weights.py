@@ -82,7 +82,7 @@ def test_older_files_have_an_inner_prefix(name: str, tmp_path: Path) -> None:
     assert_equal(values_of(load(tmp_path)), before)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "mistral3"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "mistral3"])
 def test_newer_files_have_the_names_in_memory(name: str, tmp_path: Path) -> None:
     reference = make_vision_model(name, tmp_path)
     before = values_of(load(tmp_path))

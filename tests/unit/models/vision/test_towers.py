@@ -25,9 +25,10 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-ANY_SIZE = ("mistral3", "qwen2_5_vl", "qwen3_vl")
+ANY_SIZE = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 TILED = [name for name in VISION_FAMILIES if name not in ANY_SIZE]
 GRIDS: dict[str, list[Grid]] = {
+    "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
@@ -68,6 +69,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "other squares and frames": (
         "qwen2_5_vl",
         {"spatial_merge_size": 1, "temporal_patch_size": 1, "window_size": 28},
+        {},
+    ),
+    "other squares, frames and activations": (
+        "qwen2_vl",
+        {"spatial_merge_size": 1, "temporal_patch_size": 1, "hidden_act": "gelu", "mlp_ratio": 3},
         {},
     ),
     "no levels": ("qwen3_vl", {"deepstack_visual_indexes": []}, {}),

@@ -19,6 +19,7 @@ from shmllm.models.vision.specs import (
     LlavaTower,
     PixtralTower,
     Qwen2_5Tower,
+    Qwen2Tower,
     Qwen3Tower,
     VideoSpec,
     VisionSpec,
@@ -50,6 +51,37 @@ LLAVA_1_5: dict[str, Any] = {
     },
     "vision_feature_layer": -2,
     "vision_feature_select_strategy": "default",
+}
+QWEN_2_VL: dict[str, Any] = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "image_token_id": 151655,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "model_type": "qwen2_vl",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vision_config": {
+        "depth": 32,
+        "embed_dim": 1280,
+        "hidden_size": 1536,
+        "in_chans": 3,
+        "mlp_ratio": 4,
+        "num_heads": 16,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "spatial_patch_size": 14,
+        "temporal_patch_size": 2,
+    },
+    "vocab_size": 151936,
 }
 QWEN_2_5_VL: dict[str, Any] = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -184,6 +216,15 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("mistral3", OUTER, {"vision_feature_layer": [-1]}, r"vision_feature_layer \[-1\] is not"),
     ("mistral3", OUTER, {"vision_feature_layer": 3}, "layer 3 is none of the 2 layers"),
     ("mistral3", OUTER, {"image_token_index": 512}, r"image_token_index \(512\) is no token"),
+    ("qwen2_vl", VISION, {"model_type": "qwen2_5_vl"}, "supported: qwen2_vl_vision, qwen2_vl"),
+    ("qwen2_vl", VISION, {"in_channels": 4}, "in_channels 4 is not supported; supported: 3"),
+    ("qwen2_vl", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("qwen2_vl", VISION, {"hidden_size": 32}, r"hidden_size \(32\) differs from the language"),
+    ("qwen2_vl", VISION, {"embed_dim": 33}, r"num_heads \(2\) must divide embed_dim \(33\)"),
+    ("qwen2_vl", VISION, {"mlp_ratio": 2.5}, "'mlp_ratio' must be an integer of at least 1"),
+    ("qwen2_vl", VISION, {"num_heads": 16}, "heads of 2 elements cannot be rotated by two axes"),
+    ("qwen2_vl", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
+    ("qwen2_vl", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
     ("qwen2_5_vl", VISION, {"in_channels": 4}, "in_channels 4 is not supported; supported: 3"),
     ("qwen2_5_vl", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
     ("qwen2_5_vl", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from"),
@@ -303,6 +344,29 @@ def test_files_of_llava_leave_sizes_out(tmp_path: Path) -> None:
     assert config.dtype == "float16"
 
 
+def test_files_of_qwen_2_have_the_width_of_embeddings_as_hidden_size(tmp_path: Path) -> None:
+    config = read(tmp_path, QWEN_2_VL)
+    assert (config.hidden_size, config.tie_word_embeddings) == (1536, True)
+    assert [rope.sections for rope in config.ropes] == [(16, 24, 24)]
+    assert config.vision == VisionSpec(
+        image_token=151655,
+        tower=Qwen2Tower(
+            hidden_size=1280,
+            num_layers=32,
+            num_heads=16,
+            inner=5120,
+            patch_size=14,
+            num_frames=2,
+            merge_size=2,
+            activation="quick_gelu",
+            theta=10000.0,
+        ),
+        merge_size=2,
+        has_axes=True,
+        video=VideoSpec(token=151656, processor="Qwen2VLVideoProcessor", in_one_piece=True),
+    )
+
+
 def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path: Path) -> None:
     config = read(tmp_path, QWEN_2_5_VL)
     assert (config.hidden_size, config.tie_word_embeddings) == (2048, True)
@@ -324,7 +388,12 @@ def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path
         ),
         merge_size=2,
         has_axes=True,
-        video=VideoSpec(token=151656, processor="Qwen2VLVideoProcessor", tokens_per_second=2.0),
+        video=VideoSpec(
+            token=151656,
+            processor="Qwen2VLVideoProcessor",
+            in_one_piece=True,
+            tokens_per_second=2.0,
+        ),
     )
 
 
@@ -384,7 +453,8 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sections"), [("qwen2_5_vl", (16, 24, 24)), ("qwen3_vl", (24, 20, 20))]
+    ("name", "sections"),
+    [("qwen2_vl", (16, 24, 24)), ("qwen2_5_vl", (16, 24, 24)), ("qwen3_vl", (24, 20, 20))],
 )
 def test_sections_that_are_left_out_are_those_of_transformers(
     name: str, sections: tuple[int, ...], configs: dict[str, str], tmp_path: Path
@@ -396,7 +466,8 @@ def test_sections_that_are_left_out_are_those_of_transformers(
         read(tmp_path, whole)
     text |= {"head_dim": 128, "hidden_size": 128, "num_attention_heads": 1}
     text["num_key_value_heads"] = 1
-    whole["vision_config"]["out_hidden_size"] = 128
+    width = "hidden_size" if name == "qwen2_vl" else "out_hidden_size"
+    whole["vision_config"][width] = 128
     (rope,) = read(tmp_path, whole).ropes
     assert (rope.sections, rope.mixes_axes) == (sections, name == "qwen3_vl")
 
