@@ -12,6 +12,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.layers import MLP, Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import Destination, TransposedMatrix, WholeMatrix
 from shmllm.models.specs import DenseAndExpertsSpec, MoESpec
+from shmllm.models.weight_names import TRANSPOSED
 
 
 class ExpertLinear:
@@ -131,12 +132,13 @@ class MoE:
         weights = self._router_weights(prefix) | self._whole(prefix)
         if self.shared is not None and self.spec.shared_module is not None:
             weights |= self.shared.named_weights(f"{prefix}.{self.spec.shared_module}")
-        return weights
+        return weights | (self._whole(prefix, TRANSPOSED) if self.spec.two_layouts else {})
 
-    def _whole(self, prefix: str) -> NamedWeights:
-        is_transposed, name = self.spec.transposed, "gate_up_proj" if self.spec.gated else "up_proj"
-        weights = self.gate_up_proj.whole(f"{prefix}.experts.{name}", is_transposed)
-        return weights | self.down_proj.whole(f"{prefix}.experts.down_proj", is_transposed)
+    def _whole(self, prefix: str, suffix: str = "") -> NamedWeights:
+        is_transposed = self.spec.transposed or suffix == TRANSPOSED
+        name = "gate_up_proj" if self.spec.gated else "up_proj"
+        weights = self.gate_up_proj.whole(f"{prefix}.experts.{name}{suffix}", is_transposed)
+        return weights | self.down_proj.whole(f"{prefix}.experts.down_proj{suffix}", is_transposed)
 
     def _router_weights(self, prefix: str) -> NamedWeights:
         names = ("gate", "shared_expert_gate") if self.spec.shared_gate else ("gate",)

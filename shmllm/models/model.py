@@ -19,7 +19,7 @@ from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import NamedWeights
 from shmllm.models.matrices import Destination, addresses
-from shmllm.models.weight_names import BUFFER_SUFFIXES
+from shmllm.models.weight_names import BUFFER_SUFFIXES, TRANSPOSED
 from shmllm.models.weight_update import checked_update
 
 
@@ -70,6 +70,22 @@ class Model(ABC):
     def known_name(self, name: str) -> str | None:
         """Returns the name in `destinations` for a name in a checkpoint, if there is such a weight.
         None: checkpoints may have the tensor although the model does not keep it."""
+
+    def destination_name(self, name: str, shape: Sequence[int]) -> str | None:
+        """Returns the name in `destinations` for a tensor in a checkpoint, as `known_name` does.
+        Of a weight that checkpoints have in two layouts the shape decides; if it is that of both,
+        it is the layout of transformers' modules, as in transformers.
+
+        Args:
+            name: the name in the checkpoint.
+            shape: the shape of the tensor there.
+        """
+        known = self.known_name(name)
+        views = self._destinations.get(f"{known}{TRANSPOSED}")
+        if known is None or views is None or tuple(shape) != tuple(views[0].shape):
+            return known
+        is_square = tuple(shape) == tuple(self._destinations[known][0].shape)
+        return known if is_square else f"{known}{TRANSPOSED}"
 
     def weights_changed(self, names: Iterable[str]) -> None:
         """Records that weights were written. The writer calls this, between two steps.
@@ -125,7 +141,7 @@ class Model(ABC):
             RequestError: the weights are asleep, or a tensor was refused.
         """
         self.check_awake()
-        update = checked_update(self.destinations(), weights, self.known_name)
+        update = checked_update(self.destinations(), weights, self.destination_name)
         if update:
             self.write(update)
         return {name for name, _ in update}
@@ -198,16 +214,17 @@ class Model(ABC):
     def _covered(self) -> dict[str, set[str]]:
         """For each of `destinations` that is no name of a checkpoint, the names whose memory it
         covers."""
-        spans = [
-            (addresses(views[0]), name)
-            for name, views in self._destinations.items()
-            if name not in self._named_weights
-        ]
-        spans.sort(key=lambda pair: pair[0].start)
-        covered: dict[str, set[str]] = {name: set() for _, name in spans}
+        others = [name for name in self._destinations if name not in self._named_weights]
+        spans: dict[int, list[tuple[range, str]]] = {}  # a weight may have several names
+        for name in others:
+            memory = addresses(self._destinations[name][0])
+            spans.setdefault(memory.start, []).append((memory, name))
+        starts = sorted(spans)
+        covered: dict[str, set[str]] = {name: set() for name in others}
         for name, (view, *_) in self._named_weights.items() if spans else ():
             begin = addresses(view).start
-            index = bisect_right(spans, begin, key=lambda pair: pair[0].start) - 1
-            if index >= 0 and begin in spans[index][0]:
-                covered[spans[index][1]].add(name)
+            index = bisect_right(starts, begin) - 1
+            for memory, other in spans[starts[index]] if index >= 0 else ():
+                if begin in memory:
+                    covered[other].add(name)
         return covered

@@ -17,8 +17,8 @@ from shmllm.models.vision.fields import read_item_token, read_layer_indices, vis
 from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
 from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
 
+SECTIONS = (24, 20, 20)
 _DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}
-_SECTIONS = (24, 20, 20)
 _VISION_DEFAULTS: dict[str, Any] = {
     "depth": 27,
     "hidden_size": 1152,
@@ -32,12 +32,22 @@ _LEVELS = (8, 16, 24)
 def configure(fields: Fields) -> ModelConfig:
     config = qwen3.configure(fields.with_defaults(_DEFAULTS))
     vision = read_vision(fields, config)
-    return with_vision(config, fields, vision, _SECTIONS, mixes_axes=True)
+    return with_vision(config, fields, vision, SECTIONS, mixes_axes=True)
 
 
-def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
-    """Returns what the model computes of images; None: it has no ``vision_config``."""
-    vision = vision_fields(fields, "qwen3_vl_vision", "qwen3_vl")
+def read_vision(
+    fields: Fields,
+    config: ModelConfig,
+    model_types: tuple[str, ...] = ("qwen3_vl_vision", "qwen3_vl"),
+) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``.
+
+    Args:
+        fields: what `configure` got.
+        config: that of the language model.
+        model_types: what ``model_type`` of ``vision_config`` may be.
+    """
+    vision = vision_fields(fields, *model_types)
     if vision is None:
         return None
     shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)

@@ -101,6 +101,8 @@ class MoESpec:
         whole: whether a checkpoint has the weights of all experts in one tensor,
             [experts, out, in], and not a tensor [out, in] for each expert.
         transposed: whether it has them as [experts, in, out].
+        two_layouts: whether some checkpoints have the weights of all experts as [experts, out, in],
+            as transformers' modules do, and others as [experts, in, out]; then the shape decides.
         shared: an MLP that every token goes to as well; None: there is none.
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
         halves_shared: whether the output of `shared` is halved.
@@ -126,6 +128,7 @@ class MoESpec:
     bias: bool = False
     whole: bool = False
     transposed: bool = False
+    two_layouts: bool = False
     shared: MLPSpec | None = None
     shared_gate: bool = False
     halves_shared: bool = False

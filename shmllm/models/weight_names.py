@@ -64,6 +64,10 @@ SKIPPED_PREFIXES = (
 )
 """The prefixes of tensors that a language model does not have."""
 
+TRANSPOSED = ".transposed"
+"""What the name of a weight has behind it in a model where checkpoints have it in two layouts: the
+name of the other one, in which the last two dimensions have changed places."""
+
 BUFFER_SUFFIXES = (".layer_scalar", ".e_score_correction_bias", ".expert_bias")
 """The ends of the names of weights that transformers' modules have as buffers."""
 

@@ -116,7 +116,7 @@ class StagedWeights:
                 pieces must come in order; a piece with index 0 starts the tensor again.
             piece: [elements]; it is copied and converted to the model's dtype.
         """
-        known = self._model.known_name(name)
+        known = self._model.destination_name(name, shape)
         if known is None or known in self._problems:
             return
         name = known

@@ -17,16 +17,16 @@ MAX_LISTED_PROBLEMS = 8
 def checked_update(
     destinations: NamedWeights,
     named_tensors: Iterable[tuple[str, Tensor]],
-    known_name: Callable[[str], str | None],
+    destination_name: Callable[[str, Sequence[int]], str | None],
 ) -> list[tuple[str, Tensor]]:
-    """Checks new weights. It skips the names for which `known_name` is None.
+    """Checks new weights. It skips the names for which `destination_name` is None.
 
     Args:
         destinations: the model's `destinations()`.
         named_tensors: names as in a Hugging Face checkpoint of the model, and tensors of the
             checkpoint's shape, of any floating dtype and on any device. Any of the names, in any
             order.
-        known_name: the model's `known_name`.
+        destination_name: the model's `destination_name`.
 
     Returns:
         The tensors by the model's names.
@@ -35,7 +35,7 @@ def checked_update(
         RequestError: tensors have unknown names, wrong shapes, a dtype that is not floating, or
             values that are not finite. The message lists them.
     """
-    known = ((known_name(name), tensor) for name, tensor in named_tensors)
+    known = ((destination_name(name, tensor.shape), tensor) for name, tensor in named_tensors)
     update = [(name, tensor) for name, tensor in known if name is not None]
     problems: dict[str, str] = {}
     for name, tensor in update:

@@ -133,7 +133,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     directory = Path(directory)
     destinations = model.destinations()
     files = [*_checkpoint_files(directory), *_projections(directory, destinations)]
-    shards = [_read_header(file, destinations, model.known_name) for file in files]
+    shards = [_read_header(file, destinations, model.destination_name) for file in files]
     _check_complete(model, shards, directory)
     try:
         _copy_all(shards, destinations, on_progress)
@@ -235,13 +235,15 @@ def _projections(directory: Path, destinations: NamedWeights) -> list[Checkpoint
 
 
 def _read_header(
-    file: CheckpointFile, destinations: NamedWeights, known_name: Callable[[str], str | None]
+    file: CheckpointFile,
+    destinations: NamedWeights,
+    destination_name: Callable[[str, Sequence[int]], str | None],
 ) -> _Shard:
     """Checks the names, shapes and types of the tensors in one file."""
     path = file.path
     with file:
         shapes = file.shapes()
-        known = ((known_name(stored), stored) for stored in shapes)
+        known = ((destination_name(stored, shape), stored) for stored, shape in shapes.items())
         names = {name: stored for name, stored in known if name is not None}
         unknown = [stored for name, stored in names.items() if name not in destinations]
         if unknown:

@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "two threads": {"num_threads": 2},
 }
-NAMES = ["qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+NAMES = ["qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", slow("qwen3_vl_moe")]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
     (RANDOM.standard_normal(16_000) * 0.1).astype(np.float32),

@@ -32,7 +32,10 @@ BASE: dict[str, Any] = {
 RANKS = BASE | {"tensor_parallel_size": 2, "num_threads": 2}
 STAGES = BASE | {"pipeline_parallel_size": 2, "num_threads": 2}
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=2)
-LAYERS: dict[str, dict[str, Any]] = {"qwen3_vl": {"num_hidden_layers": 6}}
+LAYERS: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"num_hidden_layers": 6},
+    "qwen3_vl_moe": {"num_hidden_layers": 6},
+}
 """What models have beside their recipes, so that the first of two stages has all levels."""
 
 
@@ -51,7 +54,16 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
 
 
 def families(*default: str) -> pytest.MarkDecorator:
-    names = "llava", "smolvlm", "qwen3_vl", "gemma3", "qwen2_vl", "qwen2_5_vl", "mistral3"
+    names = (
+        "llava",
+        "smolvlm",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "gemma3",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "mistral3",
+    )
     marked = [name if name in default else slow(name) for name in names]
     return pytest.mark.parametrize("subject", marked, indirect=True)
 

@@ -151,6 +151,27 @@ def _qwen(
     )
 
 
+def _qwen3(model: str, text: dict[str, Any]) -> VisionFamily:
+    rope = {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    return _qwen(
+        model,
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6} | rope,
+        }
+        | text,
+        QWEN
+        | {
+            "patch_size": 16,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0, 1, 2],
+        },
+        **HALF_MEAN,
+        patch_size=16,
+        size={"shortest_edge": 64 * 64, "longest_edge": 64 * 64 * 8},
+    )
+
+
 FAMILIES = {
     "llava": _llava(
         CLIP,
@@ -201,26 +222,11 @@ FAMILIES = {
         patch_size=14,
         size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
     ),
-    "qwen3_vl": _qwen(
-        "Qwen3VL",
-        {
-            "head_dim": 16,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 5e6,
-                "mrope_section": [4, 2, 2],
-                "mrope_interleaved": True,
-            },
-        },
-        QWEN
-        | {
-            "patch_size": 16,
-            "num_position_embeddings": 256,
-            "deepstack_visual_indexes": [0, 1, 2],
-        },
-        **HALF_MEAN,
-        patch_size=16,
-        size={"shortest_edge": 64 * 64, "longest_edge": 64 * 64 * 8},
+    "qwen3_vl": _qwen3("Qwen3VL", {}),
+    "qwen3_vl_moe": _qwen3(
+        "Qwen3VLMoe",
+        {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+        | {"mlp_only_layers": [1]},
     ),
     "mistral3": VisionFamily(
         model="Mistral3",

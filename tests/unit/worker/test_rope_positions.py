@@ -15,6 +15,8 @@ from transformers import (
     Qwen2VLModel,
     Qwen3VLConfig,
     Qwen3VLModel,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeModel,
 )
 
 from shmllm.core.plan import NewRequest, StepPlan
@@ -33,6 +35,11 @@ KINDS: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "Qwen3-VL": (
         Qwen3VLConfig,
         Qwen3VLModel,
+        {"intermediate_size": 8, "num_position_embeddings": 16},
+    ),
+    "Qwen3-VL with experts": (
+        Qwen3VLMoeConfig,
+        Qwen3VLMoeModel,
         {"intermediate_size": 8, "num_position_embeddings": 16},
     ),
 }

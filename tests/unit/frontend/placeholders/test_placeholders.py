@@ -27,6 +27,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SiglipVisionConfig,
     SmolVLMConfig,
 )
@@ -350,6 +351,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     for config, architecture, token in (
         (Qwen2VLConfig(), "Qwen2VLForConditionalGeneration", "image_token_id"),
         (Qwen3VLConfig(), "Qwen3VLForConditionalGeneration", "image_token_id"),
+        (Qwen3VLMoeConfig(), "Qwen3VLMoeForConditionalGeneration", "image_token_id"),
         (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
         (Mistral3Config(), "Mistral3ForConditionalGeneration", "image_token_index"),
         (Gemma3Config(), "Gemma3ForConditionalGeneration", "image_token_index"),

@@ -45,12 +45,15 @@ def test_every_weight_of_the_file_that_is_needed_is_loaded(name: str, tmp_path: 
     make_vision_model(name, tmp_path)
     model = load(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    known = {model.known_name(each): tensor for each, tensor in stored.items()}
+    known = {model.destination_name(each, t.shape): t for each, t in stored.items()}
     left_out = [each for each in stored if model.known_name(each) is None]
     allowed = ("post_layernorm", "encoder.layers.2.", "encoder.layers.1.")
     assert all(any(part in each for part in allowed) for each in left_out)
     assert bool(left_out) == name.startswith("llava")
-    assert_equal(values_of(model), {each: t for each, t in known.items() if each is not None})
+    needed = {each: tensor for each, tensor in known.items() if each is not None}
+    assert model.written(needed) == set(model.named_weights())
+    views = model.destinations()
+    assert_equal({each: views[each][0].clone() for each in needed}, needed)
     assert len(tower_of(values_of(model))) > 20
 
 
@@ -62,7 +65,7 @@ def test_names_in_memory_reach_the_same_weights(name: str, tmp_path: Path) -> No
         for parameter in reference.parameters():
             parameter.normal_()
     written = model.load_weights(reference.state_dict().items())
-    assert written == set(model.named_weights())
+    assert model.written(written) == set(model.named_weights())
     reference.save_pretrained(tmp_path)
     assert_equal(values_of(model), values_of(load(tmp_path)))
 
@@ -88,6 +91,50 @@ def test_newer_files_have_the_names_in_memory(name: str, tmp_path: Path) -> None
     before = values_of(load(tmp_path))
     save_file(reference.state_dict(), tmp_path / "model.safetensors")
     assert_equal(values_of(load(tmp_path)), before)
+
+
+def experts_transposed(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a file of Qwen 3 VL with experts as the model's authors have them."""
+    ends = ".experts.gate_up_proj", ".experts.down_proj"
+    return {
+        each: tensor.transpose(1, 2).contiguous() if each.endswith(ends) else tensor
+        for each, tensor in stored.items()
+    }
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_experts_have_two_layouts(quantization: str | None, tmp_path: Path) -> None:
+    make_vision_model("qwen3_vl_moe", tmp_path)
+    before = values_of(load(tmp_path, quantization=quantization))
+    stored = load_file(tmp_path / "model.safetensors")
+    others = experts_transposed(stored)
+    changed = [each for each in stored if stored[each].shape != others[each].shape]
+    assert len(changed) == 4  # of two layers
+    save_file(others, tmp_path / "model.safetensors")
+    model = load(tmp_path, quantization=quantization)
+    assert_equal(values_of(model), before)
+    for tensors in (stored, others):
+        for view in model.named_weights().values():
+            view[0].copy_(torch.ones(view[0].shape))
+        written = model.load_weights(tensors.items())
+        assert model.written(written) == set(model.named_weights())
+        assert_equal(values_of(model), before)
+        staged = StagedWeights(model)
+        for name, tensor in tensors.items():
+            staged.put(name, tensor.shape, 0, tensor.flatten() * 2)
+        staged.check_complete(set(model.named_weights()))
+        staged.copy_into_place()
+        assert_equal(values_of(model), {name: 2 * value for name, value in before.items()})
+    wrong = {changed[0]: torch.ones(4, 9, 9)}
+    with pytest.raises(RequestError, match=r"has shape .* is \[4, 64, 24\]"):
+        model.load_weights(wrong.items())
+
+
+def test_each_expert_may_have_tensors_of_its_own(tmp_path: Path) -> None:
+    make_vision_model("qwen3_vl_moe", tmp_path)
+    before = load(tmp_path)
+    save_file(values_of(before), tmp_path / "model.safetensors")
+    assert_equal(values_of(load(tmp_path)), values_of(before))
 
 
 @pytest.mark.parametrize("name", VISION_FAMILIES)

@@ -25,12 +25,13 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-ANY_SIZE = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+ANY_SIZE = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 TILED = [name for name in VISION_FAMILIES if name not in ANY_SIZE]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
+    "qwen3_vl_moe": [(1, 4, 6)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],

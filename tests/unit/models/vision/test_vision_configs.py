@@ -253,6 +253,12 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {"image_token_id": -1},
         "'image_token_id' must be an integer of at least 0",
     ),
+    ("qwen3_vl_moe", VISION, {"model_type": "qwen3_vl"}, "supported: qwen3_vl_moe_vision, qwen3_v"),
+    ("qwen3_vl_moe", VISION, {"num_position_embeddings": 200}, r"\(200\) must be a square number"),
+    ("qwen3_vl_moe", TEXT, {"norm_topk_prob": False}, "norm_topk_prob false is not supported"),
+    ("qwen3_vl_moe", TEXT, {"num_experts_per_tok": 5}, r"\(5\) is more than num_local_experts"),
+    ("qwen3_vl_moe", TEXT, {"hidden_act": "gelu"}, "experts with hidden_act 'gelu' are not"),
+    ("qwen3_vl_moe", TEXT, {"model_type": "qwen3_moe"}, "supported: qwen3_vl_moe_text"),
     ("qwen3_vl", VISION, {"depth": 2**40}, "'depth' must be an integer of at most"),
     (
         "qwen3_vl",
@@ -310,7 +316,7 @@ def test_every_family_says_what_a_prompt_needs(
     assert vision is not None
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name == "gemma3")
-    assert vision.num_levels == (3 if name == "qwen3_vl" else 0)
+    assert vision.num_levels == (3 if name.startswith("qwen3") else 0)
     any_size = name.startswith(("qwen", "mistral"))
     assert vision.has_axes == name.startswith("qwen")
     assert vision.merge_size == (2 if any_size else 0)
@@ -454,7 +460,12 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "sections"),
-    [("qwen2_vl", (16, 24, 24)), ("qwen2_5_vl", (16, 24, 24)), ("qwen3_vl", (24, 20, 20))],
+    [
+        ("qwen2_vl", (16, 24, 24)),
+        ("qwen2_5_vl", (16, 24, 24)),
+        ("qwen3_vl", (24, 20, 20)),
+        ("qwen3_vl_moe", (24, 20, 20)),
+    ],
 )
 def test_sections_that_are_left_out_are_those_of_transformers(
     name: str, sections: tuple[int, ...], configs: dict[str, str], tmp_path: Path
@@ -469,7 +480,7 @@ def test_sections_that_are_left_out_are_those_of_transformers(
     width = "hidden_size" if name == "qwen2_vl" else "out_hidden_size"
     whole["vision_config"][width] = 128
     (rope,) = read(tmp_path, whole).ropes
-    assert (rope.sections, rope.mixes_axes) == (sections, name == "qwen3_vl")
+    assert (rope.sections, rope.mixes_axes) == (sections, name.startswith("qwen3"))
 
 
 @pytest.mark.parametrize("name", VISION_FAMILIES)
