@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.joined_tiles import DEFAULT_SIZES
 from shmllm.formats.processor_files import PROCESSOR, read_object, read_section
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING = range(6)
@@ -63,6 +64,11 @@ _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
     "LlavaImageProcessor": _CLIP | {"do_pad": False},
+    "LlavaNextImageProcessor": _CLIP
+    | {
+        "do_pad": True,
+        "image_grid_pinpoints": [list(size) for size in DEFAULT_SIZES],
+    },
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Idefics3ImageProcessor": _IDEFICS3,
     "SmolVLMImageProcessor": _IDEFICS3,

@@ -29,13 +29,19 @@ _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
 
 
 def configure(fields: Fields) -> ModelConfig:
+    config = read_text_model(fields)
+    return replace(config, vision=read_vision(fields, config.vocab_size))
+
+
+def read_text_model(fields: Fields) -> ModelConfig:
+    """Returns the configuration of the language model."""
     text = fields.text("model_type", "llama")
     if text not in _TEXT_DEFAULTS:  # config.json has no text_config
         raise fields.error(f"model_type {text!r} is not supported; it needs a text_config")
     family: Any = import_module(f"shmllm.models.{text}")
     defaults = _SIZES | _TEXT_DEFAULTS[text]
     config: ModelConfig = family.configure(fields.with_defaults(defaults))
-    return replace(config, vision=read_vision(fields, config.vocab_size))
+    return config
 
 
 def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:

@@ -125,7 +125,8 @@ class Tower(ABC):
 
         Args:
             inputs: on the weights' device, of any floating dtype: of an image its pixels, [tiles,
-                3, height, width], normalised; of a sound its features, [frames, features].
+                3, height, width], normalised, or of several tiles a sequence of them; of a sound
+                its features, [frames, features].
             grid: the shape of the item, see `params.items.Item`.
 
         Returns:

@@ -11,7 +11,7 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.idefics3 import Idefics3
-from shmllm.models.vision.llava import Llava
+from shmllm.models.vision.llava import Llava, LlavaNext
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
@@ -19,6 +19,7 @@ from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
     Gemma3Tower,
     Idefics3Tower,
+    LlavaNextTower,
     LlavaTower,
     PixtralTower,
     Qwen2_5Tower,
@@ -29,6 +30,7 @@ from shmllm.models.vision.specs import (
 
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
+    LlavaNextTower: LlavaNext,
     Idefics3Tower: Idefics3,
     Gemma3Tower: Gemma3,
     Qwen2Tower: Qwen2,

@@ -50,7 +50,7 @@ TOWER_PREFIXES = {
     }.items()
     for outer in ("model.", "")
     for inner in inners
-}
+} | {f"{outer}image_newline": "image_newline" for outer in ("model.", "")}
 """The prefixes of the weights of towers, and what they stand for: files and the modules
 of transformers' versions have other ones."""
 

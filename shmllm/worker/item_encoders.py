@@ -6,7 +6,7 @@ item's own. This module must not know how a tower computes, nor what becomes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,33 @@ from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.vision.specs import SquaresTower, VisionSpec
 from shmllm.params.items import Grid, Item
 
-Tower = Callable[[Tensor, Grid], Tensor]
-"""Computes the embeddings, [n, width], of an item's inputs."""
+Tower = Callable[[Any, Grid], Tensor]
+"""Computes the embeddings, [n, width], of an item's inputs: a tensor, or `Tiles`."""
 Send = Callable[[npt.NDArray[Any]], Tensor]
 """Copies an array to where a tower computes. It must not let the host wait for a device."""
 Encoder = Callable[[Item], Tensor]
 """Returns the embeddings of an item, [n, width]."""
+
+
+class Tiles(Sequence[Tensor]):
+    """The tiles of an image, each of which is prepared when it is asked for.
+
+    Args:
+        tiles: (tiles, height, width, 3) uint8.
+        prepare: makes [1, 3, height, width] of one, normalised.
+    """
+
+    def __init__(
+        self, tiles: npt.NDArray[np.uint8], prepare: Callable[[npt.NDArray[np.uint8]], Tensor]
+    ) -> None:
+        self._tiles = tiles
+        self._prepare = prepare
+
+    def __len__(self) -> int:
+        return len(self._tiles)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._prepare(self._tiles[number])[0]
 
 
 class ImageEncoder:
@@ -45,11 +66,11 @@ class ImageEncoder:
         self._send = send
 
     def __call__(self, item: Item) -> Tensor:
-        """Compute one tile after the other: a tower does that as well, and of the others there are
-        bytes on the host only."""
-        grid = 1, *item.grid[1:]
-        found = [self._tower(self._prepare(tile), grid) for tile in item.data]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        """A tower computes one tile after the other, and of the others there are bytes on the host
+        only."""
+        if len(item.data) == 1:
+            return self._tower(self._prepare(item.data[0]), item.grid)
+        return self._tower(Tiles(item.data, self._prepare), item.grid)
 
     def _prepare(self, tile: npt.NDArray[np.uint8]) -> Tensor:
         """Return a tower's input, [1, 3, height, width], of one tile, (height, width, 3)."""

@@ -117,7 +117,7 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
             spans = ((len(prompt), len(prompt) + count),)
             items.append(Item(sha256(pixels.tobytes()).digest(), spans, grid, pixels))
             prompt += [token] * count
-        wanted = reference_tokens(model, prompt, [each.data for each in items], COUNT)
+        wanted = reference_tokens(model, prompt, items, COUNT)
         return Asked(prompt, tuple(items), wanted)
 
     asked = {
@@ -130,7 +130,7 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.flip(0))
-    wanted = reference_tokens(model, two.prompt, [each.data for each in two.items], COUNT)
+    wanted = reference_tokens(model, two.prompt, two.items, COUNT)
     is_gemma = name == "gemma3"
     return Subject(directory, asked, dict(model.state_dict()), wanted, 1 + is_gemma, not is_gemma)
 
@@ -206,10 +206,10 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     model = make_vision_model(request.param, directory)
     any_size = request.param.startswith(("mistral", "qwen"))
     size = model.config.vision_config.patch_size if any_size else 64
-    grid = (1, 4, 6) if any_size else (2, 1, 1)
-    shape = (grid[0], grid[1] * size, grid[2] * size, 3)
+    grid = (1, 4, 6) if any_size else (3, 128, 60) if "next" in request.param else (2, 1, 1)
+    shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)
     pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
-    wanted = reference_embeddings(model, pixels)
+    wanted = reference_embeddings(model, pixels, grid)
     return Encoded(directory, Item(bytes(32), ((0, len(wanted)),), grid, pixels), wanted)
 
 

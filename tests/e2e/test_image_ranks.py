@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from support.determinism import said
-from support.image_llms import tiles_of
+from support.image_llms import prepared_of
 from support.variants import slow
 from support.vision_models import make_vision_model, reference_tokens
 
@@ -56,6 +56,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
 def families(*default: str) -> pytest.MarkDecorator:
     names = (
         "llava",
+        "llava_next",
         "smolvlm",
         "qwen3_vl",
         "qwen3_vl_moe",
@@ -101,9 +102,9 @@ def expected(model: Any, llm: LLM, outputs: list[RequestOutput]) -> list[list[in
     found = []
     for prompt, output in zip(prompts_of(llm), outputs, strict=True):
         images = prompt["multi_modal_data"]["image"] if isinstance(prompt, dict) else []
-        tiles = tiles_of(llm, images)
+        prepared = prepared_of(llm, images)
         count = len(output.outputs[0].token_ids)
-        found.append(reference_tokens(model, output.prompt_token_ids, tiles, count))
+        found.append(reference_tokens(model, output.prompt_token_ids, prepared, count))
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from support.determinism import said
-from support.image_llms import tiles_of
+from support.image_llms import prepared_of
 from support.reference_models import VARIANTS
 from support.variants import slow
 from support.vision_models import VISION_FAMILIES, make_vision_model, reference_tokens
@@ -98,8 +98,8 @@ def generate(llm: LLM, prompts: list[Any], logprobs: int | None = 3) -> list[Req
 def expected(subject: Subject, llm: LLM, prompt: Any, output: RequestOutput) -> list[int]:
     """transformers' tokens for a prompt, from the pixels that the front end has made."""
     images = prompt["multi_modal_data"]["image"] if isinstance(prompt, dict) else []
-    tiles = tiles_of(llm, images)
-    return reference_tokens(subject.model, output.prompt_token_ids, tiles, MAX_TOKENS)
+    prepared = prepared_of(llm, images)
+    return reference_tokens(subject.model, output.prompt_token_ids, prepared, MAX_TOKENS)
 
 
 def test_greedy_tokens_are_those_of_transformers(subject: Subject, pictures: list[Any]) -> None:

@@ -137,8 +137,7 @@ def expected(model: Any, llm: LLM, given: dict[str, Any]) -> list[int]:
     """transformers' tokens."""
     (prepared,) = llm.front_end.prepare([given])
     submitted = prepared.submitted
-    tiles = [item.data for item in submitted.items]
-    return reference_tokens(model, submitted.prompt_token_ids, tiles, MAX_TOKENS)
+    return reference_tokens(model, submitted.prompt_token_ids, submitted.items, MAX_TOKENS)
 
 
 class SentImages:

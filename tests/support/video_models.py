@@ -50,7 +50,7 @@ def reference_tokens(
     """
     ids = torch.tensor([list(token_ids)])
     inputs: dict[str, Tensor] = {}
-    images = [item.data for item in items if item.modality == "image"]
+    images = [item for item in items if item.modality == "image"]
     videos = [item for item in items if item.modality == "video"]
     if images:
         inputs |= joined_inputs(model.vision_family, images)

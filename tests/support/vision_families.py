@@ -89,6 +89,10 @@ _SOFT_MARKS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
 _SQUARE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
 
 
+SIZES = [[64, 128], [128, 64], [128, 128], [64, 192]]
+"""What the tiles of LLaVA-NeXT but the first make up."""
+
+
 def _llava(
     vision: dict[str, Any], strategy: str, processor: tuple[str, str], **settings: Any
 ) -> VisionFamily:
@@ -182,6 +186,21 @@ FAMILIES = {
         resample=BICUBIC,
         size={"shortest_edge": IMAGE_SIZE},
         crop_size=_SQUARE,
+    ),
+    "llava_next": _llava(
+        CLIP,
+        "default",
+        ("LlavaNext", "llava_next"),
+        **CLIP_MEAN,
+        do_center_crop=True,
+        do_pad=True,
+        resample=BICUBIC,
+        size={"shortest_edge": IMAGE_SIZE},
+        crop_size=_SQUARE,
+        image_grid_pinpoints=SIZES,
+    )._replace(
+        model="LlavaNext",
+        outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
     ),
     "llava-siglip": _llava(
         SIGLIP,

@@ -10,7 +10,7 @@ import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from support.one_thread import one_thread
 from support.vision_families import FAMILIES, PREPARED, VOCAB_SIZE, VisionFamily
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+
+from shmllm.params.items import Grid
 
 FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
@@ -88,17 +90,38 @@ def image_processor(name: str, **settings: Any) -> Any:
     return getattr(found, f"{kind}ImageProcessorPil")(**(PREPARED | own | settings))
 
 
-def pixel_inputs(name: str, tiles: npt.NDArray[np.uint8], **settings: Any) -> dict[str, Tensor]:
+class Prepared(Protocol):
+    """An image as a front end prepares it.
+
+    Attributes:
+        data: its tiles, [tiles, height, width, 3] uint8.
+        grid: how they lie.
+    """
+
+    @property
+    def data(self) -> Any: ...
+
+    @property
+    def grid(self) -> Grid: ...
+
+
+def pixel_inputs(
+    name: str, tiles: npt.NDArray[np.uint8], grid: Grid = (1, 1, 1), **settings: Any
+) -> dict[str, Tensor]:
     """What transformers' model takes for one image whose tiles are cut and resized already.
 
     Args:
         name: one of VISION_FAMILIES.
         tiles: [tiles, height, width, 3].
+        grid: how they lie; only LLaVA-NeXT's says what the tiles do not.
         settings: take the place of those in preprocessor_config.json.
 
     Returns:
         The arguments of ``get_image_features`` and ``forward`` but for the tokens.
     """
+    if name.startswith("llava_next"):
+        pixels = normalised(name, tiles)[None]
+        return {"pixel_values": pixels, "image_sizes": torch.tensor([grid[1:]])}
     kept = {"do_resize": False, "do_center_crop": False, "do_pan_and_scan": False}
     if "do_image_splitting" in FAMILIES[name].settings:
         kept |= {"do_image_splitting": False, "do_pad": False}
@@ -130,18 +153,21 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
 
 @one_thread()
 @torch.inference_mode()
-def reference_embeddings(model: Any, tiles: npt.NDArray[np.uint8], **settings: Any) -> Tensor:
+def reference_embeddings(
+    model: Any, tiles: npt.NDArray[np.uint8], grid: Grid = (1, 1, 1), **settings: Any
+) -> Tensor:
     """transformers' embeddings of one image.
 
     Args:
         model: what `make_vision_model` returned.
         tiles: [tiles, height, width, 3].
+        grid: how they lie, see `pixel_inputs`.
         settings: take the place of those in preprocessor_config.json.
 
     Returns:
         [embeddings, (1 + levels) * hidden]: an embedding, and its further levels behind it.
     """
-    found = model.get_image_features(**pixel_inputs(model.vision_family, tiles, **settings))
+    found = model.get_image_features(**pixel_inputs(model.vision_family, tiles, grid, **settings))
     main: Tensor = torch.cat(list(found.pooler_output))
     levels = getattr(found, "deepstack_features", None) or ()
     return torch.cat([main, *(torch.cat(list(each)) for each in levels)], -1)
@@ -152,7 +178,7 @@ def reference_embeddings(model: Any, tiles: npt.NDArray[np.uint8], **settings: A
 def reference_tokens(
     model: Any,
     token_ids: Sequence[int],
-    images: Sequence[npt.NDArray[np.uint8]],
+    images: Sequence[Prepared],
     max_new_tokens: int = 12,
 ) -> list[int]:
     """transformers' greedy tokens; nothing but their number ends them.
@@ -160,7 +186,7 @@ def reference_tokens(
     Args:
         model: what `make_vision_model` returned.
         token_ids: the prompt, with as many of the family's image tokens as there are embeddings.
-        images: the tiles of each image, [tiles, height, width, 3].
+        images: the images, prepared.
         max_new_tokens: how many.
     """
     inputs = joined_inputs(model.vision_family, images) if images else {}
@@ -182,10 +208,16 @@ def reference_tokens(
     return tokens
 
 
-def joined_inputs(name: str, images: Sequence[npt.NDArray[np.uint8]]) -> dict[str, Tensor]:
+def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:
     """As `pixel_inputs`, for all images of one prompt. Images whose sizes stand beside them are
-    padded to one."""
-    each = [pixel_inputs(name, tiles) for tiles in images]
+    padded to one, or their tiles to one number."""
+    each = [pixel_inputs(name, image.data, image.grid) for image in images]
+    if name.startswith("llava_next"):
+        tiles = [one["pixel_values"][0] for one in each]
+        return {
+            "pixel_values": torch.nn.utils.rnn.pad_sequence(tiles, batch_first=True),
+            "image_sizes": torch.cat([one["image_sizes"] for one in each]),
+        }
     if "image_sizes" in each[0]:
         height, width = torch.cat([one["image_sizes"] for one in each]).amax(0).tolist()
         for one in each:

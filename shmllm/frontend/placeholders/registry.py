@@ -10,7 +10,7 @@ from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
-from shmllm.frontend.placeholders.llava import LlavaPlaceholder
+from shmllm.frontend.placeholders.llava import LlavaNextPlaceholder, LlavaPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_vl import (
@@ -23,6 +23,7 @@ from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
+    "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),

@@ -10,7 +10,7 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.specs import Gemma3Tower, Grid
-from shmllm.models.vision.tiles import tiles_of
+from shmllm.models.vision.tiles import Pixels, tiles_of
 
 _PROJECTOR = "multi_modal_projector."
 
@@ -32,7 +32,7 @@ class Gemma3(Tower):
             f"{_PROJECTOR}mm_input_projection_weight", width, hidden_size
         )
 
-    def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
+    def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
         return torch.cat([self._embed(tile) for tile in tiles_of(pixels, grid)])
 
     def _embed(self, tile: Tensor) -> Tensor:

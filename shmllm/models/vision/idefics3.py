@@ -9,7 +9,7 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.specs import Grid, Idefics3Tower
-from shmllm.models.vision.tiles import tiles_of
+from shmllm.models.vision.tiles import Pixels, tiles_of
 
 
 class Idefics3(Tower):
@@ -28,7 +28,7 @@ class Idefics3(Tower):
             bias=False,
         )
 
-    def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
+    def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
         return torch.cat([self._embed(tile) for tile in tiles_of(pixels, grid)])
 
     def _embed(self, tile: Tensor) -> Tensor:

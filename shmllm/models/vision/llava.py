@@ -1,4 +1,4 @@
-"""The tower of LLaVA: CLIP or SigLIP and two projections."""
+"""The towers of LLaVA and LLaVA-NeXT: CLIP or SigLIP and two projections."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.encoder import Encoder
-from shmllm.models.vision.specs import Grid, LlavaTower
-from shmllm.models.vision.tiles import tiles_of
+from shmllm.models.vision.specs import Grid, LlavaNextTower, LlavaTower
+from shmllm.models.vision.tiles import Pixels, tiles_of
 
 ENCODER, PROJECTOR = "vision_tower.", "multi_modal_projector."
 
@@ -35,10 +35,53 @@ class Llava(Tower):
             ),
         )
 
-    def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
+    def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
         return torch.cat([self._embed(tile) for tile in tiles_of(pixels, grid)])
 
     def _embed(self, tile: Tensor) -> Tensor:
         x = self._encoder(tile)
         x = self._first(x[1:] if self._spec.drops_first else x)
         return self._second(ACTIVATIONS[self._spec.activation](x))
+
+
+class LlavaNext(Llava):
+    """See `specs.LlavaNextTower`."""
+
+    def __init__(self, spec: LlavaNextTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(spec, hidden_size, storage)
+        self._layout = spec.joined
+        self._side = spec.encoder.side
+        self._newline = self.tensor("image_newline", hidden_size)
+
+    def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
+        layout = self._layout(grid)
+        if layout is None:
+            raise ValueError(f"there is no image of the grid {list(grid)}")
+        side, tiles = self._side, iter(tiles_of(pixels, grid))
+        whole = self._embed(next(tiles))
+        found = whole.new_empty(len(whole) + layout.num_embeddings, whole.shape[1])
+        found[: len(whole)] = whole
+        shape = layout.num_rows, layout.num_columns + 1, whole.shape[1]
+        picture = found[len(whole) :].view(shape)
+        picture[:, -1] = self._newline
+        for number, tile in enumerate(tiles):
+            row, column = divmod(number, layout.columns)
+            top, left = row * side - layout.above, column * side - layout.left
+            rows = _within(top, side, layout.num_rows)
+            columns = _within(left, side, layout.num_columns)
+            patches = self._embed(tile).view(side, side, -1)
+            picture[rows, columns] = patches[_moved(rows, -top), _moved(columns, -left)]
+        return found
+
+
+def _within(begin: int, length: int, end: int) -> slice:
+    """Returns the part of an interval between 0 and ``end``."""
+    first = min(max(begin, 0), end)
+    return slice(first, max(min(begin + length, end), first))
+
+
+def _moved(interval: slice, distance: int) -> slice:
+    """Returns an interval, so many places later; an empty one if it is empty."""
+    if interval.start == interval.stop:
+        return slice(0, 0)
+    return slice(interval.start + distance, interval.stop + distance)

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
+
 VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
 Grid = tuple[int, int, int]
 """The shape of a prepared image. Of any size: (1, rows, columns) in patches. Of tiles: (tiles,
-rows, columns), where rows and columns say how they lie, and are 1 if they do not matter."""
+rows, columns), where rows and columns say how they lie, and are 1 if they do not matter; see also
+`LlavaNextTower`."""
 ROTATING = 12
 """About how many tensors of the stream's width are in memory while queries and keys are rotated in
 float32."""
@@ -91,6 +94,28 @@ class LlavaTower:
     @property
     def num_elements(self) -> int:
         return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaNextTower(LlavaTower):
+    """All tiles but the first make up a picture, each row of whose patches ends with an embedding.
+
+    The grid of an image is (tiles, height, width), the latter of the image itself, in pixels.
+
+    Attributes:
+        sizes: the possible sizes of the picture, multiples of a tile's.
+    """
+
+    sizes: tuple[Size, ...]
+
+    def joined(self, grid: Grid) -> JoinedTiles | None:
+        """Returns how the tiles of an image lie; None: there is no such image."""
+        tiles, height, width = grid
+        if not height or not width:
+            return None
+        tile, side = self.encoder.image_size, self.encoder.side
+        found = join_tiles(height, width, self.sizes, tile, side)
+        return found if found.num_tiles == tiles else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +250,14 @@ class PixtralTower(SquaresTower):
 
 
 TowerSpec = (
-    LlavaTower | Idefics3Tower | Gemma3Tower | Qwen2Tower | Qwen2_5Tower | Qwen3Tower | PixtralTower
+    LlavaTower
+    | LlavaNextTower
+    | Idefics3Tower
+    | Gemma3Tower
+    | Qwen2Tower
+    | Qwen2_5Tower
+    | Qwen3Tower
+    | PixtralTower
 )
 
 
@@ -259,7 +291,8 @@ class VisionSpec:
     Attributes:
         image_token: the token of whose embeddings an image's take the place.
         tower: what computes the embeddings.
-        tile_embeddings: how many embeddings a tile has; 0: it depends on the size of the image.
+        tile_embeddings: how many embeddings a tile has by itself; 0: it depends on the size of the
+            image.
         num_levels: how many further levels an embedding has: level i is added to the residual
             stream behind layer i. A row of the tower's result is ``(1 + num_levels) * hidden_size``
             wide, the embedding first.
@@ -281,9 +314,12 @@ class VisionSpec:
     video: VideoSpec | None = None
 
     def num_embeddings(self, grid: Grid) -> int:
-        """Returns how many embeddings an image has."""
+        """Returns how many embeddings an image has; 0: there is no such image."""
         if self.merge_size:
             return prod(grid) // self.merge_size**2
+        if isinstance(self.tower, LlavaNextTower):
+            joined = self.tower.joined(grid)
+            return self.tile_embeddings + joined.num_embeddings if joined else 0
         return grid[0] * self.tile_embeddings
 
     @property

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from shmllm.models.vision.specs import Grid
 
+Pixels = Tensor | Sequence[Tensor]
+"""The tiles of an image, [tiles, 3, height, width], or something that makes each, [3, height,
+width], when it is asked for it."""
 
-def tiles_of(pixels: Tensor, grid: Grid) -> Tensor:
+
+def tiles_of(pixels: Pixels, grid: Grid) -> Pixels:
     """Returns the tiles of an image, to be computed one by one, so that their bits depend on
     nothing else.
 

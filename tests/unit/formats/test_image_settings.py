@@ -12,6 +12,9 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -25,6 +28,7 @@ PROCESSORS = [
     Gemma3ImageProcessorPil,
     Idefics3ImageProcessorPil,
     LlavaImageProcessorPil,
+    LlavaNextImageProcessorPil,
     PixtralImageProcessorPil,
     Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,

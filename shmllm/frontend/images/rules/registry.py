@@ -11,6 +11,7 @@ from shmllm.frontend.images.rules.clip import ClipRules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
+from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.pixtral import PixtralRules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
@@ -19,6 +20,7 @@ from shmllm.frontend.images.rules.siglip import SiglipRules
 FAMILIES: dict[str, type[Rules]] = {
     "CLIPImageProcessor": ClipRules,
     "LlavaImageProcessor": ClipRules,
+    "LlavaNextImageProcessor": LlavaNextRules,
     "SiglipImageProcessor": SiglipRules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,

@@ -20,6 +20,11 @@ LLAVA = {
     "architectures": ["LlavaForConditionalGeneration"],
     "vision_config": {"model_type": "clip_vision_model", "image_size": 64, "patch_size": 16},
 }
+LLAVA_NEXT: dict[str, Any] = {
+    "architectures": ["LlavaNextForConditionalGeneration"],
+    "vision_config": {"model_type": "clip_vision_model", "image_size": 224, "patch_size": 32},
+    "image_grid_pinpoints": [[224, 448], [448, 224]],
+}
 MISTRAL_3 = {
     "architectures": ["Mistral3ForConditionalGeneration"],
     "vision_config": {"patch_size": 14},
@@ -143,6 +148,15 @@ def test_a_model_without_settings_is_refused(tmp_path: Path) -> None:
     ("config", "fields", "message"),
     [
         (QWEN, {"image_processor_type": "CLIPImageProcessor"}, "needs Qwen's image processor"),
+        (LLAVA_NEXT, {"image_processor_type": "CLIPImageProcessor"}, "needs LLaVA-NeXT's image"),
+        (
+            LLAVA_NEXT,
+            {
+                "image_processor_type": "LlavaNextImageProcessor",
+                "image_grid_pinpoints": [[448, 448]],
+            },
+            "tiles of 224 pixels and the sizes .*, the image processor has 224 and ..448, 448",
+        ),
         (MISTRAL_3, {"image_processor_type": "Qwen2VLImageProcessor"}, "needs Pixtral's image pr"),
         (
             MISTRAL_3,

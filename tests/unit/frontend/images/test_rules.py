@@ -15,6 +15,9 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -33,6 +36,7 @@ PAN_AND_SCAN = {
 }
 SPLIT = {"size": {"longest_edge": 250}, "max_image_size": {"longest_edge": 64}}
 QWEN3 = {"size": {"shortest_edge": 4096, "longest_edge": 65536}, "patch_size": 16}
+SIZES = [[64, 256], [256, 64], [128, 128], [64, 128], [192, 64]]
 ROWS = {"return_row_col_info": True}
 PROCESSORS: dict[str, Any] = {
     "clip": CLIPImageProcessorPil(),
@@ -40,6 +44,7 @@ PROCESSORS: dict[str, Any] = {
     "clip, fixed": CLIPImageProcessorPil(size={"height": 70, "width": 90}, crop_size=65),
     "clip, not resized": CLIPImageProcessorPil(do_resize=False, crop_size=65),
     "llava": LlavaImageProcessorPil(size=64, crop_size=64),
+    "llava_next": LlavaNextImageProcessorPil(size=64, crop_size=64, image_grid_pinpoints=SIZES),
     "siglip": SiglipImageProcessorPil(),
     "idefics3": Idefics3ImageProcessorPil(**SPLIT, **ROWS),
     "idefics3, whole": Idefics3ImageProcessorPil(**SPLIT, **ROWS, do_image_splitting=False),
@@ -91,6 +96,9 @@ def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) ->
         theirs = theirs[0]
         rows, columns = expected["rows"][0][0], expected["cols"][0][0]
         assert tiles.grid == (len(theirs), rows, columns)
+    elif hasattr(processor, "image_grid_pinpoints"):
+        theirs = theirs[0]
+        assert tiles.grid == (len(theirs), *expected["image_sizes"][0])
     elif "image_sizes" in expected:
         sides = [side // processor.patch_size["height"] for side in expected["image_sizes"][0]]
         assert tiles.grid == (1, *sides)
@@ -144,6 +152,7 @@ def test_published_settings_have_the_bits_of_transformers(
             size={"longest_edge": 1540}, patch_size={"height": 28, "width": 28}
         ),
         CLIPImageProcessorPil(size=336, crop_size=336),
+        LlavaNextImageProcessorPil(size={"shortest_edge": 336}, crop_size=336),
     ):
         compare(processor, rules_of_model(settings(processor)).tiles(image), image)
 
@@ -265,6 +274,15 @@ def test_crops_without_pixels_are_refused(random_image: Callable[..., Image.Imag
         rules.tiles(random_image(5, 1))
 
 
+def test_llava_next_shows_images_of_which_no_pixel_counts(
+    random_image: Callable[..., Image.Image],
+) -> None:
+    processor = PROCESSORS["llava_next"]
+    for sides in ((1300, 2), (3, 2000)):
+        image = random_image(*sides)
+        compare(processor, rules_of_model(settings(processor)).tiles(image), image)
+
+
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_no_image_has_a_larger_grid_than_the_largest(
     name: str, random_image: Callable[..., Image.Image]
@@ -295,6 +313,7 @@ def test_no_image_has_a_larger_grid_than_the_largest(
         ("clip", {"size": {"longest_edge": 3}}, "'size' must have the keys 'shortest_edge' or"),
         ("clip", {"size": {"shortest_edge": 0}}, r"'size\.shortest_edge' must be a positive"),
         ("clip", {"size": {"shortest_edge": True}}, "positive integer, not True"),
+        ("llava_next", {"crop_size": 64}, "'crop_size' is not supported for LlavaNextImageProc"),
         ("siglip", {"crop_size": 3}, "'crop_size' is not supported for SiglipImageProcessor"),
         ("siglip", {"resample": 6}, "'resample' must be a filter of pillow, 0 to 5, not 6"),
         ("idefics3", {"max_pixels": 3}, "'max_pixels' is not supported"),
@@ -319,6 +338,11 @@ def test_a_change_that_is_wrong_is_named(name: str, changes: Any, message: str) 
         ({"image_processor_type": "PixtralImageProcessor", "do_center_crop": True}, "'do_center"),
         ({"image_processor_type": "PixtralImageProcessor", "patch_size": [14, 16]}, "a square"),
         ({"image_processor_type": "LlavaImageProcessor", "do_pad": True}, "'do_pad' is not supp"),
+        ({"image_processor_type": "LlavaNextImageProcessor", "size": 64}, "'crop_size' .* must be"),
+        (
+            {"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": [[224, 9]]},
+            "'image_grid_pinpoints' must list .* multiples of a tile's 224 pixels, not",
+        ),
         ({"image_processor_type": "CLIPImageProcessor", "size": "x"}, "'size' must have the keys"),
         ({"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 0}, "'merge_size' must"),
     ],

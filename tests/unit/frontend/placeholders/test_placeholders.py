@@ -23,6 +23,7 @@ from transformers import (
     Gemma3Config,
     Idefics3Config,
     LlavaConfig,
+    LlavaNextConfig,
     Mistral3Config,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
@@ -37,6 +38,10 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.llava.processing_llava import LlavaProcessor
+from transformers.models.llava_next.image_processing_pil_llava_next import (
+    LlavaNextImageProcessorPil,
+)
+from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral_on_pillow
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -59,7 +64,7 @@ GEMMA = {
 IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
-NAMES += ["mistral3", "mistral3, other tokens"]
+NAMES += ["mistral3", "mistral3, other tokens", "llava_next"]
 
 
 def without_videos(kind: Any) -> Any:
@@ -123,6 +128,24 @@ def _llava(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return processor, config.to_dict() | {"architectures": ["LlavaForConditionalGeneration"]}
 
 
+def _llava_next(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    sizes = [[64, 320], [320, 64], [128, 128], [64, 128]]
+    images = LlavaNextImageProcessorPil(size=64, crop_size=64, image_grid_pinpoints=sizes)
+    processor = LlavaNextProcessor(
+        images,
+        tokens(["<image>"]),
+        patch_size=16,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    config = LlavaNextConfig(
+        vision_config=CLIPVisionConfig(**VISION),
+        image_token_index=processor.image_token_id,
+        image_grid_pinpoints=sizes,
+    )
+    return processor, config.to_dict() | {"architectures": ["LlavaNextForConditionalGeneration"]}
+
+
 def _idefics3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     images = Idefics3ImageProcessorPil(
         size={"longest_edge": 192}, max_image_size={"longest_edge": 64}
@@ -180,6 +203,7 @@ def _mistral3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
 
 MAKERS = {
     "llava": _llava,
+    "llava_next": _llava_next,
     "idefics3": _idefics3,
     "gemma3": _gemma3,
     "qwen2": _qwen,
@@ -352,6 +376,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (Qwen2VLConfig(), "Qwen2VLForConditionalGeneration", "image_token_id"),
         (Qwen3VLConfig(), "Qwen3VLForConditionalGeneration", "image_token_id"),
         (Qwen3VLMoeConfig(), "Qwen3VLMoeForConditionalGeneration", "image_token_id"),
+        (LlavaNextConfig(), "LlavaNextForConditionalGeneration", "image_token_index"),
         (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
         (Mistral3Config(), "Mistral3ForConditionalGeneration", "image_token_index"),
         (Gemma3Config(), "Gemma3ForConditionalGeneration", "image_token_index"),

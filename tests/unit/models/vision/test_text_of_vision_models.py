@@ -17,6 +17,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in VISION_FAMILIES},
     "llava-mistral": ("llava", {"model_type": "mistral", "sliding_window": 7}),
     "llava-qwen2": ("llava", {"model_type": "qwen2"}),
+    "llava_next-mistral": ("llava_next", {"model_type": "mistral", "sliding_window": 7}),
     "smolvlm-wide-heads": ("smolvlm", {"head_dim": 20, "attention_bias": True}),
     "qwen2_5_vl-window": (
         "qwen2_5_vl",

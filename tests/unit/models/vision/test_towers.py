@@ -26,13 +26,16 @@ from shmllm.models.vision.specs import Grid
 
 SIDE = 64
 ANY_SIZE = ("mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-TILED = [name for name in VISION_FAMILIES if name not in ANY_SIZE]
+JOINED = ("llava_next",)
+"""Families whose tiles make up a picture."""
+TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
     "qwen3_vl_moe": [(1, 4, 6)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
+    "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
@@ -63,6 +66,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"scale_factor": 1},
     ),
     "larger squares": ("smolvlm", {}, {"scale_factor": 4}),
+    "SigLIP behind joined tiles": (
+        "llava_next",
+        {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"vision_feature_select_strategy": "full"},
+    ),
+    "one size": ("llava_next", {}, {"image_grid_pinpoints": [[128, 64]]}),
     "means of a rest": ("gemma3", {"patch_size": 7}, {"mm_tokens_per_image": 16}),
     "one mean": ("gemma3", {}, {"mm_tokens_per_image": 1}),
     "larger windows": ("qwen2_5_vl", {"window_size": 84, "fullatt_block_indexes": [2]}, {}),
@@ -93,6 +102,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
 }
+
+
+def some_grid(name: str) -> Grid:
+    """A small image of a family."""
+    if name in ANY_SIZE:
+        return (1, 6, 8)
+    return (3, 110, 64) if name in JOINED else (1, 1, 1)
 
 
 def make_tiles(config: ModelConfig, grid: Grid, seed: int = 0) -> npt.NDArray[np.uint8]:
@@ -138,7 +154,7 @@ def test_embeddings_equal_transformers(
     ours = embed(model, normalised(name, tiles), grid)
     assert len(ours) == model.config.vision.num_embeddings(grid)
     assert ours.shape[1] == 64 * (1 + model.config.vision.num_levels)
-    assert_close(ours, reference_embeddings(reference, tiles))
+    assert_close(ours, reference_embeddings(reference, tiles, grid))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -147,7 +163,7 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
     reference = make_vision_model(name, tmp_path, vision=vision, outer=outer)
     model = load(tmp_path)
     assert model.config.vision is not None
-    grid = (1, 6, 12) if name in ANY_SIZE else (1, 1, 1)
+    grid = (1, 6, 12) if name in ANY_SIZE else some_grid(name)
     tiles = make_tiles(model.config, grid)
     if "temporal_patch_size" in vision:
         settings: dict[str, Any] = {"merge_size": 1, "temporal_patch_size": 1}
@@ -155,7 +171,7 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
         settings = {"max_image_size": {"longest_edge": model.config.vision.tile_size}}
     else:
         settings = {}
-    expected = reference_embeddings(reference, tiles, **settings)
+    expected = reference_embeddings(reference, tiles, grid, **settings)
     ours = embed(model, normalised(name, tiles), grid)
     assert len(ours) == model.config.vision.num_embeddings(grid)
     assert_close(ours, expected)
@@ -179,12 +195,12 @@ def test_bfloat16_is_near_to_float32(
 ) -> None:
     reference, model = models[name]
     reference.save_pretrained(tmp_path)
-    grid = (1, 6, 8) if name in ANY_SIZE else (1, 1, 1)
+    grid = some_grid(name)
     tiles = make_tiles(model.config, grid)
     rounded = load(tmp_path, torch.bfloat16)
     ours = embed(rounded, normalised(name, tiles), grid)
     assert ours.dtype == torch.bfloat16
-    exact = reference_embeddings(reference, tiles)
+    exact = reference_embeddings(reference, tiles, grid)
     error = float((ours.float() - exact).abs().max() / exact.abs().max())
     assert 0 < error < 0.05, f"relative difference {error:.2e}"
 
@@ -199,7 +215,7 @@ def test_everything_is_computed_on_the_device_of_the_weights(
         return torch.empty(shape, dtype=dtype, device="meta")
 
     model = create_model(config, torch.bfloat16, allocate)
-    grid = (1, 6, 8) if name in ANY_SIZE else (1, 1, 1)
+    grid = some_grid(name)
     pixels = normalised(name, make_tiles(config, grid)).to("meta")
     ours = embed(model, pixels, grid)
     assert ours.device.type == "meta"
@@ -215,6 +231,29 @@ def test_tiles_of_another_size_or_number_are_refused(
         embed(model, torch.zeros(1, 3, SIDE, SIDE), (2, 1, 1))
     with pytest.raises(ValueError, match=r"a tile must be \[3, 64, 64\], not \[3, 64, 48\]"):
         embed(model, torch.zeros(1, 3, SIDE, 48), (1, 1, 1))
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_images_whose_tiles_are_others_are_refused(
+    name: str, models: dict[str, tuple[Any, DecoderModel]]
+) -> None:
+    _, model = models[name]
+    for grid in ((5, 128, 64), (3, 64, 0), (3, 0, 64)):
+        with pytest.raises(ValueError, match="there is no image of the grid"):
+            embed(model, torch.zeros(grid[0], 3, SIDE, SIDE), grid)
+    with pytest.raises(ValueError, match="a grid of 3 tiles has 2"):
+        embed(model, torch.zeros(2, 3, SIDE, SIDE), (3, 128, 64))
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_tiles_may_be_made_one_by_one(
+    name: str, models: dict[str, tuple[Any, DecoderModel]]
+) -> None:
+    _, model = models[name]
+    pixels = normalised(name, make_tiles(model.config, (5, 128, 128)))
+    whole = embed(model, pixels, (5, 128, 128))
+    parts: Any = list(pixels)
+    assert torch.equal(embed(model, parts, (5, 128, 128)), whole)
 
 
 @pytest.mark.parametrize("name", ANY_SIZE)

@@ -25,7 +25,7 @@ from shmllm.models.vision.specs import (
     VisionSpec,
 )
 
-IMAGE_TOKENS = {"llava": 442, "llava-siglip": 442, "smolvlm": 443, "idefics3": 443}
+IMAGE_TOKENS = {"smolvlm": 443, "idefics3": 443}
 LLAVA_1_5: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
     "image_token_index": 32000,
@@ -192,6 +192,24 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("llava", OUTER, {"image_token_index": 512}, r"image_token_index \(512\) is no token"),
     ("llava", TEXT, {"model_type": "phi3"}, "model_type 'phi3' is not supported.*: llama, mistral"),
+    ("llava_next", OUTER, {"image_grid_pinpoints": [[64, 100]]}, r"multiples of image_size \(64\)"),
+    ("llava_next", OUTER, {"image_grid_pinpoints": []}, "'image_grid_pinpoints' must list heights"),
+    ("llava_next", OUTER, {"image_grid_pinpoints": 3}, "'image_grid_pinpoints' must list heights"),
+    (
+        "llava_next",
+        OUTER,
+        {"vision_feature_select_strategy": "full"},
+        "vision_feature_select_strategy 'full' is not supported with a clip tower",
+    ),
+    (
+        "llava_next",
+        OUTER,
+        {"vision_feature_layer": [-2, -1]},
+        r"vision_feature_layer \[-2, -1\] is",
+    ),
+    ("llava_next", OUTER, {"use_image_newline_parameter": False}, "newline_parameter false is not"),
+    ("llava_next", VISION, {"model_type": "pixtral"}, "model_type 'pixtral' is not supported"),
+    ("llava_next", TEXT, {"model_type": "phi3"}, "model_type 'phi3' is not supported.*: llama, mi"),
     (
         "smolvlm",
         OUTER,
@@ -322,8 +340,8 @@ def test_every_family_says_what_a_prompt_needs(
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
-    counts = {"smolvlm": 28, "idefics3": 28}
-    grid = (1, 4, 10) if any_size else (7, 2, 3)
+    counts = {"smolvlm": 28, "idefics3": 28, "llava_next": 16 + 8 * 5}
+    grid = (1, 4, 10) if any_size else (3, 128, 64) if name == "llava_next" else (7, 2, 3)
     assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))
 
 

@@ -1,0 +1,62 @@
+"""LLaVA-NeXT: the tower of LLaVA for the tiles of an image, of which all but the first make up a
+larger picture, and an embedding behind each row of its patches."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from typing import Any
+
+from shmllm.formats.joined_tiles import DEFAULT_SIZES, Size
+from shmllm.models import llava
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.vision.specs import LlavaNextTower, LlavaTower, VisionSpec
+
+_MOST_SIDE = 2**16
+
+
+def configure(fields: Fields) -> ModelConfig:
+    config = llava.read_text_model(fields)
+    return replace(config, vision=read_vision(fields, config.vocab_size))
+
+
+def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``."""
+    vision, whole = llava.read_vision(fields, vocab_size), fields.whole
+    if vision is None:
+        return None
+    tower = vision.tower
+    assert isinstance(tower, LlavaTower)
+    if vision.tile_embeddings != tower.encoder.side**2:
+        strategy = "full" if tower.encoder.kind == "clip" else "default"
+        raise whole.error(
+            f"vision_feature_select_strategy {strategy!r} is not supported with a "
+            f"{tower.encoder.kind} tower, as an embedding of each patch is needed and no other"
+        )
+    if not whole.flag("use_image_newline_parameter", True):
+        raise whole.error("use_image_newline_parameter false is not supported; supported: true")
+    values = {each.name: getattr(tower, each.name) for each in dataclasses.fields(tower)}
+    sizes = _read_sizes(whole, tower.encoder.image_size)
+    return replace(vision, tower=LlavaNextTower(**values, sizes=sizes))
+
+
+def _read_sizes(whole: Fields, tile: int) -> tuple[Size, ...]:
+    """Returns the possible sizes of the picture that tiles of this side make up."""
+    name = "image_grid_pinpoints"
+    value: Any = whole.values.get(name)
+    sizes = [list(size) for size in DEFAULT_SIZES] if value is None else value
+    if not isinstance(sizes, list) or not sizes or not all(_is_size(each, tile) for each in sizes):
+        raise whole.error(
+            f"{name!r} must list heights and widths that are multiples of image_size ({tile}), not "
+            f"{sizes!r}"
+        )
+    return tuple((height, width) for height, width in sizes)
+
+
+def _is_size(value: Any, tile: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(side) is int and 0 < side < _MOST_SIDE and side % tile == 0 for side in value)
+    )
