@@ -22,6 +22,13 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 32000, "intermediate_size": 11008},
     "mistral": {"vocab_size": 32000, "intermediate_size": 14336},
     "qwen2": {"vocab_size": 151936, "intermediate_size": 22016},
+    "qwen3": {"vocab_size": 151936, "intermediate_size": 22016},
+    "qwen3_moe": {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+    },
 }
 """What files leave out of ``text_config``, by its ``model_type``, which is a family's name."""
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -33,9 +40,14 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(config, vision=read_vision(fields, config.vocab_size))
 
 
-def read_text_model(fields: Fields) -> ModelConfig:
-    """Returns the configuration of the language model."""
-    text = fields.text("model_type", "llama")
+def read_text_model(fields: Fields, default: str = "llama") -> ModelConfig:
+    """Returns the configuration of the language model.
+
+    Args:
+        fields: what `configure` got.
+        default: its ``model_type`` where that is absent.
+    """
+    text = fields.text("model_type", default)
     if text not in _TEXT_DEFAULTS:  # config.json has no text_config
         raise fields.error(f"model_type {text!r} is not supported; it needs a text_config")
     family: Any = import_module(f"shmllm.models.{text}")

@@ -11,6 +11,7 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.idefics3 import Idefics3
+from shmllm.models.vision.internvl import InternVL
 from shmllm.models.vision.llava import Llava, LlavaNext
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
@@ -19,6 +20,7 @@ from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
     Gemma3Tower,
     Idefics3Tower,
+    InternVLTower,
     LlavaNextTower,
     LlavaTower,
     PixtralTower,
@@ -32,6 +34,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
     LlavaNextTower: LlavaNext,
     Idefics3Tower: Idefics3,
+    InternVLTower: InternVL,
     Gemma3Tower: Gemma3,
     Qwen2Tower: Qwen2,
     Qwen2_5Tower: Qwen2_5,

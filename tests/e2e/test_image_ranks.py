@@ -57,6 +57,7 @@ def families(*default: str) -> pytest.MarkDecorator:
     names = (
         "llava",
         "llava_next",
+        "internvl",
         "smolvlm",
         "qwen3_vl",
         "qwen3_vl_moe",

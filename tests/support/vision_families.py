@@ -265,6 +265,25 @@ FAMILIES = {
             "spatial_merge_size": 2,
         },
     ),
+    "internvl": VisionFamily(
+        model="InternVL",
+        text=TEXT | {"model_type": "qwen2"},
+        vision=VISION | {"use_qk_norm": True, "attention_bias": True},
+        outer={"image_seq_length": 4},
+        marks=(*_CHATML, "<IMG_CONTEXT>", "<img>", "</img>"),
+        image="<IMG_CONTEXT>",
+        ids={"image_token_id": "<IMG_CONTEXT>"},
+        chat="<IMG_CONTEXT>\\n",
+        processor=("GotOcr2", "got_ocr2"),
+        settings=CLIP_MEAN
+        | {
+            "crop_to_patches": True,
+            "max_patches": 4,
+            "min_patches": 1,
+            "resample": BICUBIC,
+            "size": _SQUARE,
+        },
+    ),
     "gemma3": VisionFamily(
         model="Gemma3",
         text=TEXT

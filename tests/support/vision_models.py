@@ -123,6 +123,7 @@ def pixel_inputs(
         pixels = normalised(name, tiles)[None]
         return {"pixel_values": pixels, "image_sizes": torch.tensor([grid[1:]])}
     kept = {"do_resize": False, "do_center_crop": False, "do_pan_and_scan": False}
+    kept["crop_to_patches"] = False
     if "do_image_splitting" in FAMILIES[name].settings:
         kept |= {"do_image_splitting": False, "do_pad": False}
     known = {key: value for key, value in kept.items() if key in image_processor(name).to_dict()}

@@ -10,6 +10,7 @@ from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
+from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
 from shmllm.frontend.placeholders.llava import LlavaNextPlaceholder, LlavaPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
@@ -22,6 +23,7 @@ from shmllm.frontend.placeholders.qwen_vl import (
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
+    "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),

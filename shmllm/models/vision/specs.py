@@ -24,11 +24,11 @@ float32."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """The encoder of CLIP or SigLIP for images of one size.
+    """The encoder of CLIP, SigLIP or InternVL for images of one size.
 
     Attributes:
         kind: "clip": a class token, a norm before the layers and patches without a bias; "siglip":
-            patches with a bias.
+            patches with a bias; "internvl": a class token, and patches with a bias.
         hidden_size: the width of the stream.
         num_layers: how many layers are computed.
         num_heads: the number of heads.
@@ -42,7 +42,7 @@ class EncoderSpec:
             image, rounded down in float32, as in Idefics3.
     """
 
-    kind: Literal["clip", "siglip"]
+    kind: Literal["clip", "siglip", "internvl"]
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -129,6 +129,33 @@ class Idefics3Tower:
 
     encoder: EncoderSpec
     factor: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InternVLTower:
+    """An encoder whose layers scale what they add, and projections of squares of its results.
+
+    Attributes:
+        encoder: the encoder, with the layers that are computed.
+        num_stored: how many layers a checkpoint has of it.
+        rms_norms: whether the norms of its layers are RMSNorms; otherwise LayerNorms.
+        qk_norm: whether queries and keys are normalised, all heads together.
+        attention_bias: whether the projections to queries, keys and values have biases.
+        factor: the side of a square.
+        activation: the activation between the projections.
+    """
+
+    encoder: EncoderSpec
+    num_stored: int
+    rms_norms: bool
+    qk_norm: bool
+    attention_bias: bool
+    factor: int
+    activation: VisionActivation
 
     @property
     def num_elements(self) -> int:
@@ -253,6 +280,7 @@ TowerSpec = (
     LlavaTower
     | LlavaNextTower
     | Idefics3Tower
+    | InternVLTower
     | Gemma3Tower
     | Qwen2Tower
     | Qwen2_5Tower

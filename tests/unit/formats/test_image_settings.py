@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+    GotOcr2ImageProcessorPil,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -26,6 +29,7 @@ from shmllm.formats.image_settings import pixel_table, read_image_settings, sett
 PROCESSORS = [
     CLIPImageProcessorPil,
     Gemma3ImageProcessorPil,
+    GotOcr2ImageProcessorPil,
     Idefics3ImageProcessorPil,
     LlavaImageProcessorPil,
     LlavaNextImageProcessorPil,

@@ -124,6 +124,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "patch_size": 14,
         },
     },
+    "InternVL": {
+        "model_type": "internvl",
+        "text_config": {
+            "model_type": "qwen2",
+            "vocab_size": 151674,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+        },
+        "vision_config": {"model_type": "internvl_vision"},
+    },
     "Gemma3": {
         "model_type": "gemma3",
         "image_token_index": 262144,
@@ -170,8 +184,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, Mistral Small 3.1, LLaVA-1.5-7B, Gemma 3 4B
-and SmolVLM (2B), with fewer layers of text."""
+"""The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, Mistral Small 3.1, LLaVA-1.5-7B,
+InternVL3-8B, Gemma 3 4B and SmolVLM (2B), with fewer layers of text."""
 
 
 class Allocations(TorchDispatchMode):

@@ -11,6 +11,7 @@ from shmllm.frontend.images.rules.clip import ClipRules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
+from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.pixtral import PixtralRules
@@ -22,6 +23,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "LlavaImageProcessor": ClipRules,
     "LlavaNextImageProcessor": LlavaNextRules,
     "SiglipImageProcessor": SiglipRules,
+    "GotOcr2ImageProcessor": InternVLRules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,
     "Qwen2VLImageProcessor": Qwen2VLRules,

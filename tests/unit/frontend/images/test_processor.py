@@ -148,6 +148,11 @@ def test_a_model_without_settings_is_refused(tmp_path: Path) -> None:
     ("config", "fields", "message"),
     [
         (QWEN, {"image_processor_type": "CLIPImageProcessor"}, "needs Qwen's image processor"),
+        (
+            {"architectures": ["InternVLForConditionalGeneration"]},
+            {"image_processor_type": "CLIPImageProcessor"},
+            "needs InternVL's image processor",
+        ),
         (LLAVA_NEXT, {"image_processor_type": "CLIPImageProcessor"}, "needs LLaVA-NeXT's image"),
         (
             LLAVA_NEXT,

@@ -13,6 +13,9 @@ from PIL import Image
 from support.variants import slow
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+    GotOcr2ImageProcessorPil,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -37,6 +40,7 @@ PAN_AND_SCAN = {
 SPLIT = {"size": {"longest_edge": 250}, "max_image_size": {"longest_edge": 64}}
 QWEN3 = {"size": {"shortest_edge": 4096, "longest_edge": 65536}, "patch_size": 16}
 SIZES = [[64, 256], [256, 64], [128, 128], [64, 128], [192, 64]]
+SQUARE = {"height": 32, "width": 32}
 ROWS = {"return_row_col_info": True}
 PROCESSORS: dict[str, Any] = {
     "clip": CLIPImageProcessorPil(),
@@ -57,6 +61,10 @@ PROCESSORS: dict[str, Any] = {
         size={"longest_edge": 200}, patch_size={"height": 28, "width": 28}
     ),
     "pixtral, two bounds": PixtralImageProcessorPil(size={"height": 200, "width": 220}),
+    "internvl": GotOcr2ImageProcessorPil(size=SQUARE, crop_to_patches=True),
+    "internvl, some tiles": GotOcr2ImageProcessorPil(
+        size=SQUARE, crop_to_patches=True, min_patches=3, max_patches=7
+    ),
     "gemma3": Gemma3ImageProcessorPil(),
     "gemma3, crops": Gemma3ImageProcessorPil(**PAN_AND_SCAN),
 }
@@ -102,6 +110,9 @@ def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) ->
     elif "image_sizes" in expected:
         sides = [side // processor.patch_size["height"] for side in expected["image_sizes"][0]]
         assert tiles.grid == (1, *sides)
+    elif "num_patches" in expected:
+        assert tiles.grid[0] == len(theirs) == expected["num_patches"][0]
+        assert tiles.grid[1] * tiles.grid[2] in (1, len(theirs) - 1)
     else:
         assert tiles.grid == (len(theirs), 1, 1)
     assert ours.shape == theirs.shape
@@ -153,6 +164,7 @@ def test_published_settings_have_the_bits_of_transformers(
         ),
         CLIPImageProcessorPil(size=336, crop_size=336),
         LlavaNextImageProcessorPil(size={"shortest_edge": 336}, crop_size=336),
+        GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True),
     ):
         compare(processor, rules_of_model(settings(processor)).tiles(image), image)
 
@@ -161,6 +173,10 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("clip", {"size": {"shortest_edge": 50}, "crop_size": {"height": 40, "width": 30}}),
     ("clip", {"do_center_crop": False, "resample": 0}),
     ("clip", {"do_resize": False}),
+    ("internvl", {"crop_to_patches": False}),
+    ("internvl", {"min_patches": 2, "max_patches": 3, "resample": 2}),
+    ("internvl", {"max_patches": 1}),
+    ("internvl", {"min_patches": 4, "max_patches": 3}),
     ("siglip", {"size": {"height": 30, "width": 50}, "resample": 2}),
     ("siglip", {"do_resize": False}),
     ("idefics3", {"size": {"longest_edge": 100}}),
@@ -314,6 +330,9 @@ def test_no_image_has_a_larger_grid_than_the_largest(
         ("clip", {"size": {"shortest_edge": 0}}, r"'size\.shortest_edge' must be a positive"),
         ("clip", {"size": {"shortest_edge": True}}, "positive integer, not True"),
         ("llava_next", {"crop_size": 64}, "'crop_size' is not supported for LlavaNextImageProc"),
+        ("internvl", {"max_patches": 0}, "'max_patches' must be a positive integer, not 0"),
+        ("internvl", {"max_patches": 10**9}, "'max_patches' .* allows images of 1,024,000,000,000"),
+        ("internvl", {"crop_to_patches": 1}, "'crop_to_patches' must be true or false"),
         ("siglip", {"crop_size": 3}, "'crop_size' is not supported for SiglipImageProcessor"),
         ("siglip", {"resample": 6}, "'resample' must be a filter of pillow, 0 to 5, not 6"),
         ("idefics3", {"max_pixels": 3}, "'max_pixels' is not supported"),

@@ -22,6 +22,7 @@ from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
     Idefics3Config,
+    InternVLConfig,
     LlavaConfig,
     LlavaNextConfig,
     Mistral3Config,
@@ -35,8 +36,12 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+    GotOcr2ImageProcessorPil,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.internvl.processing_internvl import InternVLProcessor
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
@@ -64,7 +69,7 @@ GEMMA = {
 IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
-NAMES += ["mistral3", "mistral3, other tokens", "llava_next"]
+NAMES += ["mistral3", "mistral3, other tokens", "llava_next", "internvl"]
 
 
 def without_videos(kind: Any) -> Any:
@@ -185,6 +190,24 @@ def _gemma3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return processor, config.to_dict() | {"architectures": ["Gemma3ForConditionalGeneration"]}
 
 
+def _internvl(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """The processor cuts images although the image processor's own setting is not to."""
+    texts = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
+    images = GotOcr2ImageProcessorPil(size={"height": 64, "width": 64}, max_patches=5)
+    assert not images.crop_to_patches
+    tokenizer = tokens([*texts.values()], **texts)
+    processor = without_videos(InternVLProcessor)(images, tokenizer, None, image_seq_length=4)
+    config = InternVLConfig(
+        vision_config={"image_size": 64, "patch_size": 16}, image_token_id=processor.image_token_id
+    )
+    return processor, config.to_dict() | {"architectures": ["InternVLForConditionalGeneration"]}
+
+
 def _mistral3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     texts = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]"}
     if name.endswith("other tokens"):
@@ -208,6 +231,7 @@ MAKERS = {
     "gemma3": _gemma3,
     "qwen2": _qwen,
     "mistral3": _mistral3,
+    "internvl": _internvl,
 }
 
 
@@ -376,6 +400,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (Qwen2VLConfig(), "Qwen2VLForConditionalGeneration", "image_token_id"),
         (Qwen3VLConfig(), "Qwen3VLForConditionalGeneration", "image_token_id"),
         (Qwen3VLMoeConfig(), "Qwen3VLMoeForConditionalGeneration", "image_token_id"),
+        (InternVLConfig(), "InternVLForConditionalGeneration", "image_token_id"),
         (LlavaNextConfig(), "LlavaNextForConditionalGeneration", "image_token_index"),
         (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
         (Mistral3Config(), "Mistral3ForConditionalGeneration", "image_token_index"),

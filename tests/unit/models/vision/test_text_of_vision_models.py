@@ -18,6 +18,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llava-mistral": ("llava", {"model_type": "mistral", "sliding_window": 7}),
     "llava-qwen2": ("llava", {"model_type": "qwen2"}),
     "llava_next-mistral": ("llava_next", {"model_type": "mistral", "sliding_window": 7}),
+    "internvl-llama": ("internvl", {"model_type": "llama"}),
+    "internvl-qwen3": ("internvl", {"model_type": "qwen3", "head_dim": 16}),
+    "internvl-qwen3_moe": (
+        "internvl",
+        {"model_type": "qwen3_moe", "head_dim": 16, "moe_intermediate_size": 24}
+        | {"num_experts": 4, "num_experts_per_tok": 2},
+    ),
     "smolvlm-wide-heads": ("smolvlm", {"head_dim": 20, "attention_bias": True}),
     "qwen2_5_vl-window": (
         "qwen2_5_vl",

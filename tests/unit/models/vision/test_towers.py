@@ -38,6 +38,7 @@ GRIDS: dict[str, list[Grid]] = {
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
+    "internvl": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
 }
 """Images whose windows are whole, cut at one side, at both, and narrower than a window; and tables
@@ -72,6 +73,22 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"vision_feature_select_strategy": "full"},
     ),
     "one size": ("llava_next", {}, {"image_grid_pinpoints": [[128, 64]]}),
+    "InternVL's last norm": (
+        "internvl",
+        {"use_mean_pooling": False, "use_qk_norm": False, "attention_bias": False},
+        {},
+    ),
+    "InternVL's last layer without its norm": (
+        "internvl",
+        {"use_mean_pooling": False},
+        {"vision_feature_layer": 2},
+    ),
+    "InternVL's first layer": ("internvl", {"norm_type": "rms_norm"}, {"vision_feature_layer": -2}),
+    "InternVL with other activations and squares": (
+        "internvl",
+        {"hidden_act": "silu", "use_mask_token": True},
+        {"downsample_ratio": 0.25, "projector_hidden_act": "gelu_pytorch_tanh"},
+    ),
     "means of a rest": ("gemma3", {"patch_size": 7}, {"mm_tokens_per_image": 16}),
     "one mean": ("gemma3", {}, {"mm_tokens_per_image": 1}),
     "larger windows": ("qwen2_5_vl", {"window_size": 84, "fullatt_block_indexes": [2]}, {}),

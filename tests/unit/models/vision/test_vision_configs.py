@@ -210,6 +210,24 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("llava_next", OUTER, {"use_image_newline_parameter": False}, "newline_parameter false is not"),
     ("llava_next", VISION, {"model_type": "pixtral"}, "model_type 'pixtral' is not supported"),
     ("llava_next", TEXT, {"model_type": "phi3"}, "model_type 'phi3' is not supported.*: llama, mi"),
+    ("internvl", VISION, {"model_type": "siglip_vision_model"}, "supported: internvl_vision"),
+    ("internvl", VISION, {"image_size": [64, 48]}, r"image_size \[64, 48\] is not supported, only"),
+    ("internvl", VISION, {"image_size": [8, 8]}, r"patch_size \(16\) exceeds image_size \(8\)"),
+    ("internvl", VISION, {"norm_type": "batch_norm"}, "norm_type 'batch_norm' is not supported"),
+    ("internvl", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("internvl", VISION, {"num_attention_heads": 3}, r"\(3\) must divide hidden_size \(32\)"),
+    (
+        "internvl",
+        VISION,
+        {"use_absolute_position_embeddings": False},
+        "use_absolute_position_embeddings false is not supported",
+    ),
+    ("internvl", OUTER, {"downsample_ratio": 0.3}, "downsample_ratio 0.3 is not supported"),
+    ("internvl", OUTER, {"downsample_ratio": 0.125}, "where n divides the 4 patches of a row"),
+    ("internvl", OUTER, {"vision_feature_select_strategy": "full"}, "'full' is not supported"),
+    ("internvl", OUTER, {"vision_feature_layer": [-1]}, r"vision_feature_layer \[-1\] is not"),
+    ("internvl", OUTER, {"projector_hidden_act": "tanh"}, "projector_hidden_act 'tanh' is not"),
+    ("internvl", TEXT, {"model_type": "gpt_oss"}, "'gpt_oss' is not supported.*: qwen2, llama, qw"),
     (
         "smolvlm",
         OUTER,
@@ -340,7 +358,7 @@ def test_every_family_says_what_a_prompt_needs(
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
-    counts = {"smolvlm": 28, "idefics3": 28, "llava_next": 16 + 8 * 5}
+    counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llava_next": 16 + 8 * 5}
     grid = (1, 4, 10) if any_size else (3, 128, 64) if name == "llava_next" else (7, 2, 3)
     assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))
 

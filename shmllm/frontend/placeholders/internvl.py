@@ -1,0 +1,64 @@
+"""InternVL: the embeddings of all tiles of an image, between two tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from shmllm.frontend.images.rules.family import Rules
+from shmllm.frontend.images.rules.internvl import InternVLRules
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.params.items import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVLPlaceholder(ImagePlaceholder):
+    """Attributes:
+    tokens: the number of embeddings of a tile.
+    begin, end: the texts of the tokens around an image.
+    """
+
+    tokens: int
+    begin: str
+    end: str
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        vision = config.table("vision_config")
+        side = _side(vision, "image_size", 448)
+        ratio = config.values.get("downsample_ratio", 0.5)
+        if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            raise config.error(f"'downsample_ratio' must be a number from 0 to 1, not {ratio!r}")
+        rows = int(side // _side(vision, "patch_size", 14) * ratio)
+        text = texts.get("context_image_token", "<IMG_CONTEXT>")
+        token = config.integer("image_token_id", default=151_667, minimum=0)
+        return cls(
+            mark=text,
+            replaced=text,
+            replaced_ids=(token,),
+            token=text,
+            token_id=token,
+            side=side,
+            tokens=rows**2,
+            begin=texts.get("start_image_token", "<img>"),
+            end=texts.get("end_image_token", "</img>"),
+        )
+
+    def count(self, grid: Grid) -> int:
+        return grid[0] * self.tokens
+
+    def expansion(self, item: PreparedItem) -> str:
+        return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"
+
+    def check_rules(self, rules: Rules) -> None:
+        if not isinstance(rules, InternVLRules):
+            raise Config({}).error(f"the model needs InternVL's image processor, not {rules!r}")
+
+
+def _side(vision: Config, name: str, default: int) -> int:
+    """The side of a square: one number, or the height and the width."""
+    value = vision.values.get(name)
+    one = value[0] if isinstance(value, list | tuple) and value else value
+    return Config({name: one}, vision.where).integer(name, default=default)
