@@ -70,6 +70,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": [list(size) for size in DEFAULT_SIZES],
     },
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
+    "Glm4vImageProcessor": _QWEN2_VL
+    | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}},
     "GotOcr2ImageProcessor": {
         "image_mean": _CLIP_MEAN,
         "image_std": _CLIP_STD,

@@ -10,6 +10,7 @@ from shmllm.models.audio.whisper import Whisper
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.gemma3 import Gemma3
+from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
 from shmllm.models.vision.llava import Llava, LlavaNext
@@ -19,6 +20,7 @@ from shmllm.models.vision.qwen2_vl import Qwen2
 from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
     Gemma3Tower,
+    Glm4vTower,
     Idefics3Tower,
     InternVLTower,
     LlavaNextTower,
@@ -40,6 +42,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Qwen2_5Tower: Qwen2_5,
     Qwen3Tower: Qwen3,
     PixtralTower: Pixtral,
+    Glm4vTower: Glm4v,
     WhisperTower: Whisper,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""

@@ -18,6 +18,7 @@ import torch
 from conformance.device import no_waits
 from conformance.gpu_engine import Engine
 from support.variants import slow
+from support.vision_families import FAMILIES, IMAGE_SIZE
 from support.vision_models import (
     VISION_FAMILIES,
     image_token,
@@ -53,6 +54,16 @@ MADE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "qwen3_vl_moe": {
+        "vision": {"out_hidden_size": 32, "depth": 3, "deepstack_visual_indexes": [0, 2]},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+    "glm4v": {
+        "vision": {"out_hidden_size": 32},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "llava": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "mistral3": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
@@ -61,6 +72,8 @@ MADE: dict[str, dict[str, Any]] = {
 SQUARE: Grid = (1, 1, 1)
 GRIDS: dict[str, list[Grid]] = {
     "qwen3_vl": [(1, 4, 6), (1, 4, 2)],
+    "qwen3_vl_moe": [(1, 4, 6), (1, 4, 2)],
+    "glm4v": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
 }
 """The shapes of two images; of other families, one tile each."""
@@ -137,7 +150,7 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
 
 def make_image(name: str, grid: Grid, seed: int) -> tuple[Grid, Any]:
     """Return random pixels of a shape."""
-    size = 64 if name not in GRIDS else 16
+    size = FAMILIES[name].vision["patch_size"] if name in GRIDS else IMAGE_SIZE
     _, rows, columns = grid
     drawn = np.random.default_rng(seed).integers(0, 256, (1, rows * size, columns * size, 3))
     return grid, drawn.astype(np.uint8)
@@ -186,7 +199,8 @@ def ask(engine: Engine, subject: Subject, names: Sequence[str]) -> None:
 
 
 @pytest.fixture(
-    scope="module", params=["qwen3_vl", slow("llava"), slow("gemma3"), slow("mistral3")]
+    scope="module",
+    params=["qwen3_vl", *map(slow, ("llava", "gemma3", "mistral3", "glm4v", "qwen3_vl_moe"))],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return make_subject(request.param, tmp_path_factory.mktemp(request.param))
@@ -204,7 +218,7 @@ class Encoded(NamedTuple):
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)
     model = make_vision_model(request.param, directory)
-    any_size = request.param.startswith(("mistral", "qwen"))
+    any_size = request.param.startswith(("glm4v", "mistral", "qwen"))
     size = model.config.vision_config.patch_size if any_size else 64
     grid = (1, 4, 6) if any_size else (3, 128, 60) if "next" in request.param else (2, 1, 1)
     shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)

@@ -62,6 +62,7 @@ def families(*default: str) -> pytest.MarkDecorator:
         "qwen3_vl",
         "qwen3_vl_moe",
         "gemma3",
+        "glm4v",
         "qwen2_vl",
         "qwen2_5_vl",
         "mistral3",

@@ -193,7 +193,7 @@ def reference_tokens(
     inputs = joined_inputs(model.vision_family, images) if images else {}
     ids = torch.tensor([list(token_ids)])
     is_image = (ids == image_token(model)).long()
-    if model.vision_family.startswith("qwen"):
+    if model.vision_family.startswith(("glm4v", "qwen")):
         inputs["mm_token_type_ids"] = is_image
     elif model.vision_family == "gemma3":
         inputs["token_type_ids"] = is_image

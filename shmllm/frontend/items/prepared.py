@@ -21,8 +21,8 @@ class PreparedItem:
         data: contiguous and read-only. Of an image pixels, uint8 [tiles, height, width, 3], which
             `pixel_table` in formats/image_settings.py turns into the tower's inputs. Of a sound
             features, float32 [frames, features].
-        grid: how they lie. CLIP and SigLIP: (1, 1, 1). Qwen and Mistral 3: (1, rows, columns) of
-            patches before they are merged. Idefics3, SmolVLM: (tiles, rows, columns), the whole
+        grid: how they lie. CLIP and SigLIP: (1, 1, 1). Qwen, GLM and Mistral 3: (1, rows, columns)
+            of patches before they are merged. Idefics3, SmolVLM: (tiles, rows, columns), the whole
             image is the last tile; rows and columns are 0 if it is the only one. InternVL: the
             same, but 1 if it is the only one. Gemma 3: (1 + crops, 1, 1), the whole image is the
             first tile. LLaVA-NeXT: (tiles, height, width) of the image in pixels, likewise. A

@@ -9,6 +9,7 @@ from typing import Any
 from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
+from shmllm.frontend.placeholders.glm4v import Glm4vPlaceholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
 from shmllm.frontend.placeholders.llava import LlavaNextPlaceholder, LlavaPlaceholder
@@ -23,6 +24,7 @@ from shmllm.frontend.placeholders.qwen_vl import (
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
+    "Glm4vForConditionalGeneration": (Glm4vPlaceholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),

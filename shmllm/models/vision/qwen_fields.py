@@ -1,4 +1,4 @@
-"""Reads the fields that the towers of Qwen 2 VL, 2.5 VL and 3 VL share.
+"""Reads the fields that the towers of Qwen 2 VL, 2.5 VL, 3 VL and GLM-4.1V share.
 
 This module must not import torch: front ends import it too.
 """

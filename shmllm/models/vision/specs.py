@@ -261,6 +261,27 @@ class Qwen3Tower(SquaresTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Glm4vTower(SquaresTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        attention_bias: whether the projections to queries, keys and values have biases.
+        eps: of the norms of the encoder.
+        merger_inner: the width of the activation's output in the MLP behind it.
+    """
+
+    num_positions: int
+    attention_bias: bool
+    eps: float
+    merger_inner: int
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without those behind the encoder."""
+        return super(Glm4vTower, self).num_elements + self.num_positions * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PixtralTower(SquaresTower):
     """
     Attributes:
@@ -286,6 +307,7 @@ TowerSpec = (
     | Qwen2_5Tower
     | Qwen3Tower
     | PixtralTower
+    | Glm4vTower
 )
 
 

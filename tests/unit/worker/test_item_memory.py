@@ -90,6 +90,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "fullatt_block_indexes": [7, 15, 23, 31],
         },
     },
+    "Glm4v": {
+        "model_type": "glm4v",
+        "text_config": {
+            "model_type": "glm4v_text",
+            "vocab_size": 151552,
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "max_position_embeddings": 65536,
+            "partial_rotary_factor": 0.5,
+            "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]},
+        },
+        "vision_config": {"model_type": "glm4v"},
+    },
     "Mistral3": {
         "model_type": "mistral3",
         "text_config": {
@@ -184,8 +199,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-"""The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, Mistral Small 3.1, LLaVA-1.5-7B,
-InternVL3-8B, Gemma 3 4B and SmolVLM (2B), with fewer layers of text."""
+"""The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
+LLaVA-1.5-7B, InternVL3-8B, Gemma 3 4B and SmolVLM (2B), with fewer layers of text."""
 
 
 class Allocations(TorchDispatchMode):

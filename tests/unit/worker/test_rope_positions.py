@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    Glm4vConfig,
+    Glm4vModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLModel,
     Qwen2VLConfig,
@@ -37,6 +39,7 @@ KINDS: dict[str, tuple[Any, Any, dict[str, int]]] = {
         Qwen3VLModel,
         {"intermediate_size": 8, "num_position_embeddings": 16},
     ),
+    "GLM-4.1V": (Glm4vConfig, Glm4vModel, {"intermediate_size": 8}),
     "Qwen3-VL with experts": (
         Qwen3VLMoeConfig,
         Qwen3VLMoeModel,

@@ -86,12 +86,22 @@ class Qwen2VLRules(SquaresRules):
         return sides[0], sides[1]
 
     def largest(self) -> Grid | None:
-        """An upper bound. A side that is raised to one factor, or rounded up at the lower bound,
-        makes areas above `most`; both are worst for the narrowest images."""
         if not self.resize:
             return None
-        factor, ratio = self.factor, math.sqrt(LARGEST_RATIO)
-        raised = factor * math.sqrt(self.most) * ratio
-        rounded = self.fewest + factor * math.sqrt(self.fewest) * (ratio + 1 / ratio) + factor**2
-        area = max(self.most, math.ceil(raised), math.ceil(rounded))
-        return (1, self.merge_size, self.merge_size * (area // factor**2))
+        area = largest_area(self.fewest, self.most, self.factor)
+        return (1, self.merge_size, self.merge_size * (area // self.factor**2))
+
+
+def largest_area(fewest: float, most: float, factor: int) -> int:
+    """An upper bound of the number of pixels of a resized image. A side that is raised to one
+    factor, or rounded up at the lower bound, makes areas above `most`; both are worst for the
+    narrowest images.
+
+    Args:
+        fewest, most: the bounds of the number of pixels.
+        factor: what sides are multiples of.
+    """
+    ratio = math.sqrt(LARGEST_RATIO)
+    raised = factor * math.sqrt(most) * ratio
+    rounded = fewest + factor * math.sqrt(fewest) * (ratio + 1 / ratio) + factor**2
+    return math.ceil(max(most, raised, rounded))

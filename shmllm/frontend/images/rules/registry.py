@@ -10,6 +10,7 @@ from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.clip import ClipRules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
+from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
@@ -23,6 +24,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "LlavaImageProcessor": ClipRules,
     "LlavaNextImageProcessor": LlavaNextRules,
     "SiglipImageProcessor": SiglipRules,
+    "Glm4vImageProcessor": Glm4vRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,

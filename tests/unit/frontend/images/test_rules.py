@@ -13,6 +13,7 @@ from PIL import Image
 from support.variants import slow
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
 )
@@ -57,6 +58,10 @@ PROCESSORS: dict[str, Any] = {
     "qwen2": Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=40000),
     "qwen2, narrow bounds": Qwen2VLImageProcessorPil(min_pixels=20000, max_pixels=20100),
     "qwen3": Qwen2VLImageProcessorPil(**QWEN3, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+    "glm4v": Glm4vImageProcessorPil(size={"shortest_edge": 6272, "longest_edge": 80000}),
+    "glm4v, narrow bounds": Glm4vImageProcessorPil(
+        size={"shortest_edge": 40001, "longest_edge": 40203}
+    ),
     "pixtral": PixtralImageProcessorPil(
         size={"longest_edge": 200}, patch_size={"height": 28, "width": 28}
     ),
@@ -184,6 +189,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("smolvlm", {"max_image_size": {"longest_edge": 32}, "resample": 3}),
     ("smolvlm", {"do_resize": False}),
     ("qwen2", {"size": {"shortest_edge": 784, "longest_edge": 7840}}),
+    ("glm4v", {"size": {"shortest_edge": 3136, "longest_edge": 15680}, "resample": 2}),
     ("qwen3", {"resample": 2}),
     ("pixtral", {"size": {"longest_edge": 40}, "resample": 2}),
     ("pixtral, two bounds", {"size": {"height": 90, "width": 60}}),
@@ -308,7 +314,7 @@ def test_no_image_has_a_larger_grid_than_the_largest(
     if largest is None:
         assert name == "idefics3, not resized"
         return
-    any_size = name.startswith(("qwen", "pixtral"))
+    any_size = name.startswith(("glm4v", "qwen", "pixtral"))
     draw = random.Random(name)
     sides = [*SIDES, (1, 200), (199, 2), (400, 400)]
     sides += [(draw.randint(1, 150), draw.randint(1, 150)) for _ in range(100)]
@@ -340,6 +346,7 @@ def test_no_image_has_a_larger_grid_than_the_largest(
         ("qwen2", {"patch_size": 16}, "'patch_size' is not supported"),
         ("qwen2", {"min_pixels": "3"}, "must be a positive integer, not '3'"),
         ("qwen2", {"size": 3}, "'size' must have the keys 'shortest_edge' and 'longest_edge'"),
+        ("glm4v", {"max_pixels": 9}, "'max_pixels' is not supported for Glm4vImageProcessor"),
         ("pixtral", {"patch_size": 14}, "'patch_size' is not supported for PixtralImageProcessor"),
         ("gemma3", {"pan_and_scan_min_ratio_to_activate": 0}, "must be a positive number, not 0"),
         ("gemma3", {"pan_and_scan_max_num_crops": 0.5}, "positive integer, not 0.5"),

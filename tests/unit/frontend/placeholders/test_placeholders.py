@@ -21,6 +21,7 @@ from PIL import Image
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
+    Glm4vConfig,
     Idefics3Config,
     InternVLConfig,
     LlavaConfig,
@@ -36,6 +37,8 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
 )
@@ -61,6 +64,7 @@ from shmllm.frontend.items.registry import processors_of_model
 from shmllm.frontend.placeholders.registry import placeholders_of_model
 
 QWEN = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+GLM = ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"]
 GEMMA = {
     "boi_token": "<start_of_image>",
     "eoi_token": "<end_of_image>",
@@ -69,7 +73,7 @@ GEMMA = {
 IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
-NAMES += ["mistral3", "mistral3, other tokens", "llava_next", "internvl"]
+NAMES += ["mistral3", "mistral3, other tokens", "llava_next", "internvl", "glm4v"]
 
 
 def without_videos(kind: Any) -> Any:
@@ -190,6 +194,13 @@ def _gemma3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return processor, config.to_dict() | {"architectures": ["Gemma3ForConditionalGeneration"]}
 
 
+def _glm4v(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    images = Glm4vImageProcessorPil(size={"shortest_edge": 6272, "longest_edge": 40000})
+    processor = without_videos(Glm4vProcessor)(images, tokens(GLM), None)
+    config = Glm4vConfig(image_token_id=processor.image_token_id)
+    return processor, config.to_dict() | {"architectures": ["Glm4vForConditionalGeneration"]}
+
+
 def _internvl(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """The processor cuts images although the image processor's own setting is not to."""
     texts = {
@@ -232,6 +243,7 @@ MAKERS = {
     "qwen2": _qwen,
     "mistral3": _mistral3,
     "internvl": _internvl,
+    "glm4v": _glm4v,
 }
 
 
@@ -401,6 +413,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (Qwen3VLConfig(), "Qwen3VLForConditionalGeneration", "image_token_id"),
         (Qwen3VLMoeConfig(), "Qwen3VLMoeForConditionalGeneration", "image_token_id"),
         (InternVLConfig(), "InternVLForConditionalGeneration", "image_token_id"),
+        (Glm4vConfig(), "Glm4vForConditionalGeneration", "image_token_id"),
         (LlavaNextConfig(), "LlavaNextForConditionalGeneration", "image_token_index"),
         (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
         (Mistral3Config(), "Mistral3ForConditionalGeneration", "image_token_index"),

@@ -244,6 +244,16 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("gemma3", OUTER, {"mm_tokens_per_image": 15}, r"mm_tokens_per_image \(15\) is not possible"),
     ("gemma3", OUTER, {"mm_tokens_per_image": 81}, r"mm_tokens_per_image \(81\) is not possible"),
+    ("glm4v", VISION, {"model_type": "qwen2_vl"}, "supported: glm4v_vision, glm4v"),
+    ("glm4v", VISION, {"in_channels": 1}, "in_channels 1 is not supported; supported: 3"),
+    ("glm4v", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("glm4v", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from"),
+    ("glm4v", VISION, {"image_size": 13}, "'image_size' must be an integer of at least 14"),
+    ("glm4v", VISION, {"num_heads": 16}, "heads of 2 elements cannot be rotated by two axes"),
+    ("glm4v", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
+    ("glm4v", TEXT, {"attention_bias": False}, "attention_bias false is not supported"),
+    ("glm4v", TEXT, {"head_dim": 32}, "head_dim 32 is not supported; supported: 16"),
+    ("glm4v", TEXT, {"model_type": "glm4"}, "model_type 'glm4' is not supported"),
     ("mistral3", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
     ("mistral3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
     ("mistral3", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
@@ -353,8 +363,8 @@ def test_every_family_says_what_a_prompt_needs(
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name == "gemma3")
     assert vision.num_levels == (3 if name.startswith("qwen3") else 0)
-    any_size = name.startswith(("qwen", "mistral"))
-    assert vision.has_axes == name.startswith("qwen")
+    any_size = name.startswith(("glm4v", "qwen", "mistral"))
+    assert vision.has_axes == name.startswith(("glm4v", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)

@@ -1,0 +1,79 @@
+"""GLM-4.1V's images: of any size with a number of pixels between two bounds, which count an image
+as often as the tower repeats it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from shmllm.errors import RequestError
+from shmllm.frontend.images.rules.family import Grid
+from shmllm.frontend.images.rules.options import Options
+from shmllm.frontend.images.rules.qwen2_vl import LARGEST_RATIO, largest_area
+from shmllm.frontend.images.rules.squares import SquaresRules
+
+_BOUNDS = ("shortest_edge", "longest_edge")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glm4vRules(SquaresRules):
+    """The rules of transformers' `Glm4vImageProcessor`.
+
+    Attributes:
+        fewest: the smallest number of pixels of all frames that a resized image becomes.
+        most: the largest one.
+        num_frames: how often an image is repeated.
+    """
+
+    OVERRIDES: ClassVar[frozenset[str]] = frozenset({"do_resize", "size", "resample"})
+
+    fewest: int
+    most: int
+    num_frames: int
+
+    @classmethod
+    def of(cls, options: Options) -> Self:
+        bounds = options.sides("size", _BOUNDS)
+        return cls(
+            fewest=bounds["shortest_edge"],
+            most=bounds["longest_edge"],
+            num_frames=options.count("temporal_patch_size"),
+            resize=options.flag("do_resize"),
+            resample=options.filter(),
+            patch_size=options.count("patch_size"),
+            merge_size=options.count("merge_size"),
+        )
+
+    def size_of(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of the resized image (transformers' `smart_resize`). Of a half, Python
+        rounds to the even number.
+
+        Raises:
+            RequestError: one side is more than LARGEST_RATIO times the other.
+        """
+        factor, given = self.factor, (width, height)
+        if min(given) < factor:
+            scale = max(factor / height, factor / width)
+            width, height = int(width * scale), int(height * scale)
+        if max(width, height) / min(width, height) > LARGEST_RATIO:
+            raise RequestError(
+                f"an image of {given[0]}x{given[1]} pixels is too narrow: one side may be at most "
+                f"{LARGEST_RATIO} times the other; crop it"
+            )
+        sides = [round(side / factor) * factor for side in (width, height)]
+        count = self.num_frames * sides[0] * sides[1]
+        if count > self.most:
+            scale = math.sqrt((self.num_frames * height * width) / self.most)
+            sides = [max(1, math.floor(s / scale / factor)) * factor for s in (width, height)]
+        elif count < self.fewest:
+            scale = math.sqrt(self.fewest / (self.num_frames * height * width))
+            sides = [math.ceil(side * scale / factor) * factor for side in (width, height)]
+        return sides[0], sides[1]
+
+    def largest(self) -> Grid | None:
+        if not self.resize:
+            return None
+        fewest, most = self.fewest / self.num_frames, self.most / self.num_frames
+        area = largest_area(fewest, most, self.factor)
+        return (1, self.merge_size, self.merge_size * (area // self.factor**2))

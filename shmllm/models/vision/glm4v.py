@@ -1,0 +1,111 @@
+"""The tower of GLM-4.1V: an encoder for images of any size, whose table of positions is
+interpolated bicubically, and a projection of squares of patches behind it."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shmllm.models.layers import Storage
+from shmllm.models.tower import ACTIVATIONS, Tower
+from shmllm.models.vision.specs import Glm4vTower, Grid
+from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, in_squares
+
+_MERGER_EPS = 1e-5
+
+
+class Glm4v(Tower):
+    """See `specs.Glm4vTower`."""
+
+    def __init__(self, spec: Glm4vTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(storage)
+        self._spec = spec
+        width, size, square = spec.hidden_size, spec.patch_size, spec.merge_size
+        self._patches = self.make_dense(
+            "visual.patch_embed.proj", width, 3, spec.num_frames, size, size
+        )
+        self._first_norm = self.make_rms_norm("visual.post_conv_layernorm", width, spec.eps)
+        self._positions = self.tensor(
+            "visual.embeddings.position_embedding.weight", spec.num_positions, width
+        )
+        self._layers = [
+            _Layer(spec, f"visual.blocks.{layer}", self) for layer in range(spec.num_layers)
+        ]
+        self._norm = self.make_rms_norm("visual.post_layernorm", width, spec.eps)
+        self._squares = self.make_dense("visual.downsample", hidden_size, width, square, square)
+        self._merger = _Merger(spec, hidden_size, self)
+
+    def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
+        spec = self._spec
+        x = self._first_norm(embed_patches(pixels, grid, spec, self._patches))
+        x = x + self._interpolated(grid)
+        rotation = Rotation(grid, spec, x.device)
+        for layer in self._layers:
+            x = layer(x, rotation)
+        squares = self._norm(x).unflatten(0, (-1, spec.merge_size**2))
+        return self._merger(self._squares(squares.transpose(1, 2).flatten(1)))
+
+    def _interpolated(self, grid: Grid) -> Tensor:
+        """Returns the position embeddings [patches, width] of an image, square by square: those of
+        a square table, whose edges are those of the image, in float32."""
+        side, device = isqrt(self._spec.num_positions), self._positions.device
+        table = self._positions.float().view(1, side, side, -1).permute(0, 3, 1, 2)
+        rows, columns = (
+            (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count * 2 - 1
+            for count in grid[1:]
+        )
+        places = torch.stack(torch.meshgrid(rows, columns, indexing="ij")[::-1], -1)
+        places = in_squares(places, self._spec.merge_size)[None, :, None]
+        found = F.grid_sample(
+            table, places, mode="bicubic", padding_mode="border", align_corners=False
+        )
+        return found[0, :, :, 0].t().to(self.dtype)
+
+
+class _Layer:
+    """One layer: attention to the whole image and an MLP, each behind a norm."""
+
+    def __init__(self, spec: Glm4vTower, prefix: str, tower: Tower) -> None:
+        width = spec.hidden_size
+        self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
+        self._norms = [
+            tower.make_rms_norm(f"{prefix}.norm{number}", width, spec.eps) for number in (1, 2)
+        ]
+        self._qkv = tower.make_dense(
+            f"{prefix}.attn.qkv", 3 * width, width, bias=spec.attention_bias
+        )
+        self._out = tower.make_dense(f"{prefix}.attn.proj", width, width, bias=False)
+        self._gate, self._up = (
+            tower.make_dense(f"{prefix}.mlp.{name}_proj", spec.inner, width, bias=False)
+            for name in ("gate", "up")
+        )
+        self._down = tower.make_dense(f"{prefix}.mlp.down_proj", width, spec.inner, bias=False)
+
+    def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Runs the layer: [patches, width] -> [patches, width]."""
+        qkv = self._qkv(self._norms[0](x))
+        x = x + self._out(attend_within(qkv, self._heads, rotation, []))
+        normed = self._norms[1](x)
+        return x + self._down(self._activation(self._gate(normed)) * self._up(normed))
+
+
+class _Merger:
+    """A projection, a norm, an activation and an MLP of each embedding."""
+
+    def __init__(self, spec: Glm4vTower, hidden_size: int, tower: Tower) -> None:
+        self._activation, at = ACTIVATIONS[spec.activation], "visual.merger."
+        self._first = tower.make_dense(f"{at}proj", hidden_size, hidden_size, bias=False)
+        self._norm = tower.make_layer_norm(f"{at}post_projection_norm", hidden_size, _MERGER_EPS)
+        self._gate, self._up = (
+            tower.make_dense(f"{at}{name}_proj", spec.merger_inner, hidden_size, bias=False)
+            for name in ("gate", "up")
+        )
+        self._down = tower.make_dense(f"{at}down_proj", hidden_size, spec.merger_inner, bias=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Computes [embeddings, hidden] of the same."""
+        x = F.gelu(self._norm(self._first(x)))
+        return self._down(self._activation(self._gate(x)) * self._up(x))
