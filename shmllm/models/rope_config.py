@@ -21,6 +21,7 @@ RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportio
 _TYPES: dict[str, RopeType] = {
     "default": "default",
     "mrope": "default",
+    "dynamic": "default",  # it differs beyond max_position_embeddings, where no request runs
     "linear": "linear",
     "llama3": "llama3",
     "yarn": "yarn",
@@ -157,6 +158,8 @@ def _rope_type(rope: Fields) -> RopeType:
     if name not in _TYPES:
         known = ", ".join(dict.fromkeys(_TYPES.values()))
         raise rope.error(f"rope type {name!r} is not supported; supported: {known}")
+    if name == "dynamic":
+        rope.number("factor")
     return _TYPES[name]
 
 

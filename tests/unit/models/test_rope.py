@@ -37,6 +37,7 @@ CASES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 10000.0},
     {"rope_type": "default", "rope_theta": 1000000},
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+    {"rope_type": "dynamic", "rope_theta": 1000000.0, "factor": 2.0},
     LLAMA3 | {"rope_theta": 500000.0},
     {name: LLAMA3[name] for name in LLAMA3 if "original" not in name} | {"rope_theta": 10000.0},
     YARN | {"rope_theta": 10000.0},

@@ -1,0 +1,232 @@
+"""The fields of config.json as the models' authors publish them: those that differ from a default,
+and those that only the authors' own code reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shmllm.models.config import ModelConfig
+from shmllm.models.specs import MoESpec
+from shmllm.models.vision.specs import (
+    Glm4vTower,
+    InternVLTower,
+    LlavaNextTower,
+    Qwen3Tower,
+    VisionSpec,
+)
+
+QWEN_3_VL_30B: dict[str, Any] = {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "image_token_id": 151655,
+    "model_type": "qwen3_vl_moe",
+    "text_config": {
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "dtype": "bfloat16",
+        "head_dim": 128,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_vl_moe_text",
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "rope_scaling": {
+            "mrope_interleaved": True,
+            "mrope_section": [24, 20, 20],
+            "rope_type": "default",
+        },
+        "rope_theta": 5000000,
+        "vocab_size": 151936,
+    },
+    "tie_word_embeddings": False,
+    "video_token_id": 151656,
+    "vision_config": {
+        "deepstack_visual_indexes": [8, 16, 24],
+        "depth": 27,
+        "hidden_size": 1152,
+        "in_channels": 3,
+        "intermediate_size": 4304,
+        "model_type": "qwen3_vl_moe",
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 2048,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+LLAVA_1_6: dict[str, Any] = {
+    "architectures": ["LlavaNextForConditionalGeneration"],
+    "ignore_index": -100,
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    "image_token_index": 32000,
+    "model_type": "llava_next",
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "architectures": ["MistralForCausalLM"],
+        "max_position_embeddings": 32768,
+        "model_type": "mistral",
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "vocab_size": 32064,
+    },
+    "tie_word_embeddings": False,
+    "use_image_newline_parameter": True,
+    "vision_config": {
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "model_type": "clip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+    },
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+}
+INTERNVL_3: dict[str, Any] = {
+    "architectures": ["InternVLForConditionalGeneration"],
+    "downsample_ratio": 0.5,
+    "image_seq_length": 256,
+    "image_token_id": 151667,
+    "model_type": "internvl",
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 21,
+        "model_type": "qwen2",
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {"factor": 2.0, "rope_type": "dynamic", "type": "dynamic"},
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "use_sliding_window": False,
+        "vocab_size": 151674,
+    },
+    "vision_config": {
+        "attention_bias": True,
+        "hidden_size": 1024,
+        "image_size": [448, 448],
+        "intermediate_size": 4096,
+        "layer_scale_init_value": 0.1,
+        "model_type": "internvl_vision",
+        "norm_type": "layer_norm",
+        "num_attention_heads": 16,
+        "num_channels": 3,
+        "num_hidden_layers": 24,
+        "patch_size": [14, 14],
+        "use_absolute_position_embeddings": True,
+        "use_mask_token": False,
+        "use_mean_pooling": True,
+        "use_qk_norm": False,
+    },
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "default",
+}
+GLM_4_1V: dict[str, Any] = {
+    "architectures": ["Glm4vForConditionalGeneration"],
+    "image_token_id": 151343,
+    "model_type": "glm4v",
+    "text_config": {
+        "attention_bias": True,
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "max_position_embeddings": 65536,
+        "model_type": "glm4v_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {"mrope_section": [8, 12, 12], "type": "default"},
+        "rope_theta": 10000.0,
+        "vocab_size": 151552,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "attention_bias": False,
+        "depth": 24,
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "image_size": 336,
+        "in_channels": 3,
+        "intermediate_size": 13696,
+        "model_type": "glm4v",
+        "num_heads": 12,
+        "out_hidden_size": 4096,
+        "patch_size": 14,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+
+
+def read(directory: Path, whole: dict[str, Any]) -> tuple[ModelConfig, VisionSpec]:
+    (directory / "config.json").write_text(json.dumps(whole))
+    config = ModelConfig.from_directory(directory)
+    assert config.vision is not None
+    return config, config.vision
+
+
+def test_qwen_3_vl_with_experts(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, QWEN_3_VL_30B)
+    mixture = config.layers[0].mlp
+    assert isinstance(mixture, MoESpec)
+    assert (mixture.num_experts, mixture.top_k, mixture.inner) == (128, 8, 768)
+    assert (mixture.renormalize, mixture.two_layouts) == (True, True)
+    assert isinstance(vision.tower, Qwen3Tower)
+    assert (vision.num_levels, vision.num_embeddings((1, 32, 40))) == (3, 320)
+    (rope,) = config.ropes
+    assert (rope.sections, rope.mixes_axes) == ((24, 20, 20), True)
+
+
+def test_llava_next(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, LLAVA_1_6)
+    assert (config.hidden_size, config.num_layers, config.dense_mlps[0].inner) == (4096, 32, 14336)
+    assert isinstance(vision.tower, LlavaNextTower)
+    assert vision.tower.encoder.num_layers == 23
+    whole, larger = 576, 48 * 49
+    assert vision.num_embeddings((5, 900, 900)) == whole + larger
+    assert vision.num_embeddings((3, 300, 600)) == whole + 24 * 49
+    assert vision.num_embeddings((5, 300, 600)) == 0
+
+
+def test_internvl(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, INTERNVL_3)
+    assert config.tie_word_embeddings
+    (rope,) = config.ropes
+    assert (rope.type, rope.theta) == ("default", 1e6)
+    assert isinstance(vision.tower, InternVLTower)
+    assert (vision.tower.encoder.side, vision.tower.factor) == (32, 2)
+    assert vision.tower.attention_bias
+    assert not vision.tower.encoder.final_norm
+    assert vision.num_embeddings((13, 3, 4)) == 13 * 256
+
+
+def test_glm_4_1v(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, GLM_4_1V)
+    (rope,) = config.ropes
+    assert (rope.rotary_dim, rope.interleaved, rope.sections) == (64, True, (8, 12, 12))
+    tower = vision.tower
+    assert isinstance(tower, Glm4vTower)
+    assert (tower.inner, tower.merger_inner, tower.num_positions) == (4096, 13696, 576)
+    assert vision.video is None
+    assert vision.num_embeddings((1, 24, 24)) == 144
