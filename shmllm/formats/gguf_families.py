@@ -11,6 +11,7 @@ from shmllm.formats.gguf_family import OUTSIDE, GgufFamily
 from shmllm.formats.gguf_places import (
     ATTENTION,
     DENSE,
+    GATED_QKV,
     GEMMA,
     GEMMA4,
     GLM4,
@@ -67,6 +68,7 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Qwen3_5ForCausalLM",
         model_type="qwen3_5_text",
         modules=QWEN35,
+        in_attention=GATED_QKV,
         is_partial=True,
         norm_offset=1.0,
         has_delta_nets=True,

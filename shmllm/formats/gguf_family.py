@@ -9,18 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
-_PERMUTED = re.compile(r"blk\.\d+\.attn_([qk])\.\w+")
-_NUM_HEADS = {"q": "attention.head_count", "k": "attention.head_count_kv"}
+NUM_HEADS, NUM_KV_HEADS = "attention.head_count", "attention.head_count_kv"
+"""The keys, below the architecture's prefix, of the numbers of heads of queries, and of keys and
+values."""
+
+_PERMUTED = re.compile(r"blk\.\d+\.attn_(q|k|qkv)\.\w+")
+_HEADS_KEYS: dict[str, tuple[str | None, ...]] = {
+    "q": (NUM_HEADS,),
+    "k": (NUM_KV_HEADS,),
+    "qkv": (NUM_HEADS, NUM_KV_HEADS, None),
+}
 _NORM = re.compile(r".*norm\.weight")
 _KINDS = ("weight", "bias")
 _TENSORS = (".weight", ".bias", ".scale", "ssm_a", "ssm_d")
 """The ends of the names of tensors."""
 
 Layout = Literal["same", "transposed", "row", "flat", "channels", "heads"]
+
+
+class HeadRows(NamedTuple):
+    """How many rows of a tensor of a file one of the checkpoint's tensors has.
+
+    Attributes:
+        key: the key, below the architecture's prefix, of a number of heads.
+        num_parts: how many rows it has for each row of such a head.
+    """
+
+    key: str
+    num_parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +64,10 @@ class Place:
             each expert being this tensor's; False: those of a matrix follow each other part by
             part.
         is_decay: whether the file has ``-exp(x)`` of each number x of the checkpoint's.
-        others: further tensors of the checkpoint whose rows follow those of `name`, as many of
-            each, in the file's tensor, or in that of each expert.
+        others: further tensors of the checkpoint whose rows follow those of `name` in the file's
+            tensor, or in that of each expert.
+        heads: how many rows each of `names` has, in heads that are all of the same width; empty: as
+            many as the others.
         is_read_alone: whether files that are written have other tensors in place of this one.
     """
 
@@ -56,6 +78,7 @@ class Place:
     in_turn: bool = True
     is_decay: bool = False
     others: tuple[str, ...] = ()
+    heads: tuple[HeadRows, ...] = ()
     is_read_alone: bool = False
 
     @property
@@ -90,6 +113,9 @@ class GgufFamily:
         architecture: transformers' class.
         model_type: transformers' model type.
         modules: the places of what a layer has, below the layer.
+        in_attention: the places of what has another meaning in layers with attention.
+        attention_layers: the numbers of the layers of a file that have attention; only
+            `family_of` sets it, of families with `in_attention`.
         outside: the places of all others.
         layers: what a checkpoint's names of layers begin with.
         is_permuted: whether the rows of queries and keys are in llama.cpp's order, in which it
@@ -115,6 +141,8 @@ class GgufFamily:
     architecture: str
     model_type: str
     modules: Places
+    in_attention: Places = field(default_factory=dict)
+    attention_layers: frozenset[str] = frozenset()
     outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
     layers: str = "model.layers"
     is_permuted: bool = False
@@ -144,10 +172,16 @@ class GgufFamily:
         if a checkpoint has no such tensor."""
         found = _LAYER.fullmatch(stored)
         prefix, name = ("", stored) if found is None else (f"{self.layers}.{found[1]}.", found[2])
-        for known, place in _tensors(self.outside if found is None else self.modules):
+        for known, place in _tensors(self.outside if found is None else self._of_layer(found[1])):
             if known == name:
                 return place.under(f"{prefix}{{}}")
         return Place(name=stored)
+
+    def _of_layer(self, layer: str) -> Places:
+        """The places of what this layer has."""
+        if layer not in self.attention_layers:
+            return self.modules
+        return {**self.modules, **self.in_attention}
 
     def stored_names(self, name: str) -> list[tuple[str, int, Place]]:
         """Returns where a written file has a checkpoint's tensor: its name there, the number of the
@@ -169,13 +203,14 @@ class GgufFamily:
         """The keys of `modules` that written files have."""
         return {known for known, at in self.modules.items() if not as_place(at).is_read_alone}
 
-    def heads_key(self, stored: str) -> str | None:
+    def heads_key(self, stored: str, number: int = 0) -> str | None:
         """Returns the key, below the architecture's prefix, of the number of heads whose rows have
-        another order in a tensor of a file; None: its rows are in a checkpoint's order."""
+        another order in a tensor of a file, or in what the tensor of this number among
+        `Place.names` has of it; None: its rows are in a checkpoint's order."""
         if self.place(stored).layout == "heads":
-            return _NUM_HEADS["q"]
+            return NUM_HEADS
         found = _PERMUTED.fullmatch(stored) if self.is_permuted else None
-        return _NUM_HEADS[found[1]] if found else None
+        return _HEADS_KEYS[found[1]][number] if found else None
 
     def offset(self, stored: str) -> float:
         """Returns what the values of a tensor of a file have more than a checkpoint's."""

@@ -13,6 +13,7 @@ from shmllm.formats.gguf_families import FAMILIES
 from shmllm.formats.gguf_family import GgufFamily, as_place
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
+_ATTENTION = re.compile(r"blk\.(\d+)\.attn_output\.weight")
 
 
 def family_of(header: GgufHeader) -> GgufFamily:
@@ -21,7 +22,11 @@ def family_of(header: GgufHeader) -> GgufFamily:
     Raises:
         EngineStartError: the file has another model; the message names those that run.
     """
-    return _tiled(_listed(header)) if is_tiled(header) else _listed(header)
+    family = _tiled(_listed(header)) if is_tiled(header) else _listed(header)
+    if not family.in_attention:
+        return family
+    found = filter(None, map(_ATTENTION.fullmatch, header.tensors))
+    return replace(family, attention_layers=frozenset(match[1] for match in found))
 
 
 def _listed(header: GgufHeader) -> GgufFamily:

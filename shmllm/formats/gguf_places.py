@@ -6,10 +6,39 @@ families have which. This module must not import torch.
 
 from __future__ import annotations
 
-from shmllm.formats.gguf_family import OUTSIDE, Place, Places, as_place
+from shmllm.formats.gguf_family import (
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    OUTSIDE,
+    HeadRows,
+    Place,
+    Places,
+    as_place,
+)
 
 FUSED_EXPERTS = "ffn_gate_up_exps"
 """The module of gates and ups of all experts in one tensor, [experts, 2 * width, in]."""
+FUSED_QKV = "attn_qkv"
+"""The module of queries, keys and values in one tensor, [q rows + k rows + v rows, in]."""
+
+
+def _without(places: Places, *modules: str) -> Places:
+    """The places of all other modules."""
+    return {module: at for module, at in places.items() if module not in modules}
+
+
+def _fused_qkv(name: str, num_query_parts: int = 1) -> Places:
+    """Queries above keys above values in one tensor, which a checkpoint has under this name."""
+    queries, *others = (name.format(kind) for kind in "qkv")
+    heads = HeadRows(NUM_HEADS, num_query_parts), HeadRows(NUM_KV_HEADS), HeadRows(NUM_KV_HEADS)
+    place = Place(name=queries, others=tuple(others), heads=heads, is_read_alone=True)
+    return {FUSED_QKV: place}
+
+
+def _qkv(name: str) -> Places:
+    """Queries, keys and values, which a checkpoint has under this name. A file may also have them
+    in one tensor."""
+    return {**{f"attn_{kind}": name.format(kind) for kind in "qkv"}, **_fused_qkv(name)}
 
 
 def _gated_mlp(modules: str, name: str) -> Places:
@@ -53,9 +82,7 @@ def _mamba2(name: str) -> Places:
 
 ATTENTION: Places = {
     "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
+    **_qkv("self_attn.{}_proj"),
     "attn_output": "self_attn.o_proj",
 }
 QK_NORMS: Places = {
@@ -144,9 +171,7 @@ GRANITE_HYBRID: Places = {
 GRANITE_HYBRID_MOE: Places = {**GRANITE_MOE, **_mamba2("mamba")}
 NEMOTRON_H: Places = {
     "attn_norm": "norm",
-    "attn_q": "mixer.q_proj",
-    "attn_k": "mixer.k_proj",
-    "attn_v": "mixer.v_proj",
+    **_qkv("mixer.{}_proj"),
     "attn_output": "mixer.o_proj",
     "ffn_up": "mixer.up_proj",
     "ffn_down": "mixer.down_proj",
@@ -173,7 +198,7 @@ ERNIE_MOE: Places = {
     "exp_probs_b.bias": Place(name="mlp.moe_statics.e_score_correction_bias", layout="row"),
 }
 GLM4_MOE: Places = {
-    **{module: place for module, place in SHARED_EXPERTS.items() if module != "ffn_norm"},
+    **_without(SHARED_EXPERTS, "ffn_norm"),
     **QK_NORMS,
     "post_attention_norm": "post_attention_layernorm",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
@@ -189,11 +214,11 @@ LATENTS: Places = {
     "attn_kv_b": "self_attn.kv_b_proj",  # in place of both, in the first files
 }
 DEEPSEEK2: Places = {
-    **SHARED_EXPERTS,
+    **_without(SHARED_EXPERTS, FUSED_QKV),
     **LATENTS,
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
-YOUTU: Places = {**DENSE, **LATENTS}
+YOUTU: Places = {**_without(DENSE, FUSED_QKV), **LATENTS}
 EXAONE_MOE: Places = {
     **SHARED_EXPERTS,
     **QK_NORMS,
@@ -229,13 +254,13 @@ GPT_OSS: Places = {
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
 }
 OLMO2: Places = {
-    **{module: at for module, at in ATTENTION.items() if module != "attn_norm"},
+    **_without(ATTENTION, "attn_norm"),
     **QK_NORMS,
     **MLP,
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-UNGATED: Places = {module: at for module, at in DENSE.items() if module != "ffn_gate"}
+UNGATED: Places = _without(DENSE, "ffn_gate")
 GPTNEOX: Places = {
     "attn_norm": "input_layernorm",
     "attn_qkv": Place(name="attention.query_key_value", layout="heads"),
@@ -266,6 +291,8 @@ GLM4: Places = {
     **FUSED_MLP,
     "post_ffw_norm": "post_mlp_layernorm",
 }
+GATED_QKV = _fused_qkv("self_attn.{}_proj", num_query_parts=2)
+"""Each head of queries has a gate of the same width."""
 DELTA_NETS: Places = {
     **ATTENTION,
     **QK_NORMS,
@@ -286,15 +313,13 @@ QWEN35_MOE: Places = {
     **{module: place for module, place in QWEN2_MOE.items() if module.startswith("ffn_")},
 }
 QWEN3_NEXT: Places = {
-    **{module: at for module, at in QWEN35_MOE.items() if module not in ("ssm_beta", "ssm_alpha")},
+    **_without(QWEN35_MOE, "ssm_beta", "ssm_alpha"),
     "ssm_ba": "linear_attn.in_proj_ba",
     "ssm_in": "linear_attn.in_proj_qkvz",  # in place of attn_qkv and attn_gate, in the first files
 }
 LFM2: Places = {
     "attn_norm": "operator_norm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
+    **_qkv("self_attn.{}_proj"),
     "attn_output": "self_attn.out_proj",
     "attn_q_norm": "self_attn.q_layernorm",
     "attn_k_norm": "self_attn.k_layernorm",

@@ -6,7 +6,7 @@ a checkpoint. It must not know config.json, nor any family by its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shmllm.formats.gguf import GgufHeader, TensorEntry, shown
 from shmllm.formats.gguf_directory import SourceFile
-from shmllm.formats.gguf_family import GgufFamily, Layout, Place
+from shmllm.formats.gguf_family import NUM_HEADS, GgufFamily, Layout, Place
 from shmllm.formats.gguf_model import family_of, further_prefixes
 from shmllm.formats.gguf_pieces import read_pieces
 
@@ -26,15 +26,17 @@ _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A tensor of a file, or the part of it that is one expert's.
+    """A tensor of a file, or the part of it that is one expert's or one projection's.
 
     Attributes:
         path: the file.
         entry: where it lies.
+        number: the number of what it is a part of, among `Place.names`.
     """
 
     path: Path
     entry: TensorEntry
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +134,9 @@ def _stored_tensors(
             if name.startswith(ignored):
                 continue
             place = family.place(name)
-            for target, part in _parts(header, place, name, entry):
-                found.setdefault(target, []).append((place.part, name, FilePart(piece.path, part)))
+            for target, number, entry_of in _parts(header, place, name, entry):
+                part = FilePart(piece.path, entry_of, number)
+                found.setdefault(target, []).append((place.part, name, part))
     return {target: _stored(header, family, target, some) for target, some in found.items()}
 
 
@@ -153,19 +156,20 @@ def _stored(
     if len(parts) > 1 and (len(shapes[0]) < 2 or len(set(shapes)) > 1):
         listed = " and ".join(str([*shape]) for shape in shapes)
         raise header.error(f"{' and '.join(names)} have the shapes {listed}")
-    heads = _num_permuted_heads(header, family, names[0])
+    heads = _num_permuted_heads(header, family, names[0], parts[0])
     return StoredTensor(parts, heads, family.offset(names[0]), place)
 
 
 def _parts(
     header: GgufHeader, place: Place, name: str, entry: TensorEntry
-) -> Iterator[tuple[str, TensorEntry]]:
-    """The checkpoint's names of a tensor of a file, and what they have of it."""
+) -> Iterator[tuple[str, int, TensorEntry]]:
+    """The checkpoint's names of a tensor of a file, their numbers, and what they have of it."""
     is_of_experts = place.name != name and "{}" in place.name
     experts = _experts(header, name) if is_of_experts else [entry]
-    for number, expert in enumerate(experts):
-        for target, part in zip(place.names, _cut(header, name, expert, place), strict=True):
-            yield target.replace("{}", str(number)) if is_of_experts else target, part
+    for expert, whole in enumerate(experts):
+        parts = _cut(header, name, whole, place)
+        for number, (target, part) in enumerate(zip(place.names, parts, strict=True)):
+            yield target.replace("{}", str(expert)) if is_of_experts else target, number, part
 
 
 def _experts(header: GgufHeader, name: str) -> list[TensorEntry]:
@@ -174,43 +178,67 @@ def _experts(header: GgufHeader, name: str) -> list[TensorEntry]:
     num_experts, *shape = entry.shape
     if not shape or not prod(entry.shape):
         raise header.error(f"{name} has the shape {[*entry.shape]}, which has no experts")
-    return _equal_parts(entry, num_experts, tuple(shape))
+    num_bytes = entry.num_bytes // num_experts
+    return [
+        replace(
+            entry, shape=tuple(shape), begin=entry.begin + expert * num_bytes, num_bytes=num_bytes
+        )
+        for expert in range(num_experts)
+    ]
 
 
 def _cut(header: GgufHeader, name: str, entry: TensorEntry, place: Place) -> list[TensorEntry]:
     """What each of the checkpoint's tensors at a place has of the rows of one tensor."""
-    count = len(place.names)
-    if count == 1:
+    if len(place.names) == 1:
         return [entry]
+    num_rows, shares = entry.shape[0], [1] * len(place.names)
+    wanted = f"{len(shares)} projections of equal widths"
+    if place.heads:
+        shares = [_num_heads(header, name, each.key) * each.num_parts for each in place.heads]
+        wanted = f"{' + '.join(map(str, shares))} heads of equal widths"
+    if not num_rows or num_rows % sum(shares):
+        raise header.error(f"{name} has {num_rows:,} rows for {wanted}")
+    if entry.num_bytes % num_rows:
+        raise header.error(f"{name} has type {entry.type_name}, and blocks of several rows")
+    width = num_rows // sum(shares)
+    return list(_row_parts(entry, [share * width for share in shares]))
+
+
+def _row_parts(entry: TensorEntry, counts: Sequence[int]) -> Iterator[TensorEntry]:
+    """The parts of a tensor of so many rows each, which lie one behind the other."""
     num_rows, *width = entry.shape
-    if num_rows % count:
-        raise header.error(f"{name} has {num_rows:,} rows for {count} projections of equal widths")
-    return _equal_parts(entry, count, (num_rows // count, *width))
+    begin, row_bytes = entry.begin, entry.num_bytes // num_rows
+    for count in counts:
+        shape, num_bytes = (count, *width), count * row_bytes
+        yield replace(entry, shape=shape, begin=begin, num_bytes=num_bytes)
+        begin += num_bytes
 
 
-def _equal_parts(entry: TensorEntry, count: int, shape: tuple[int, ...]) -> list[TensorEntry]:
-    """The parts of a tensor of this shape, which lie one behind the other."""
-    num_bytes = entry.num_bytes // count
-    return [
-        replace(entry, shape=shape, begin=entry.begin + part * num_bytes, num_bytes=num_bytes)
-        for part in range(count)
-    ]
+def _num_heads(header: GgufHeader, stored: str, key: str) -> int:
+    """The number of heads in the layer of a tensor of a file, by its key."""
+    known, prefix = header.metadata, header.architecture
+    of_queries = known.get(f"{prefix}.{NUM_HEADS}")  # as many key heads as query heads
+    value = known.get(f"{prefix}.{key}", of_queries)
+    if isinstance(value, list):
+        layer = int(stored.split(".")[1])
+        value = value[layer] if layer < len(value) else None
+    if type(value) is not int or value < 1:
+        found = "nothing" if value is None else shown(value)
+        raise header.error(
+            f"{prefix}.{key} must be a positive whole number for {stored}, found {found}"
+        )
+    return value
 
 
-def _num_permuted_heads(header: GgufHeader, family: GgufFamily, stored: str) -> int:
+def _num_permuted_heads(header: GgufHeader, family: GgufFamily, stored: str, part: FilePart) -> int:
     """The number of heads whose rows have another order; 0 for all other tensors."""
-    key = family.heads_key(stored)
+    key = family.heads_key(stored, part.number)
     if key is None:
         return 0
-    prefix = header.architecture
-    num_heads = header.metadata.get(f"{prefix}.{key}")
-    if num_heads is None:  # as many key heads as query heads
-        num_heads = header.metadata.get(f"{prefix}.attention.head_count")
-    num_heads = max(num_heads) if isinstance(num_heads, list) and num_heads else num_heads
-    num_rows = header.tensors[stored].shape[0]
+    num_heads, num_rows = _num_heads(header, stored, key), part.entry.shape[0]
     of_head = 3 if family.place(stored).layout == "heads" else 2
-    if type(num_heads) is not int or num_heads < 1 or num_rows % (of_head * num_heads):
-        raise header.error(f"{stored} has {num_rows} rows for {shown(num_heads)} heads")
+    if num_rows % (of_head * num_heads):
+        raise header.error(f"{stored} has {num_rows} rows for {num_heads} heads")
     return num_heads
 
 

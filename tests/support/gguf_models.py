@@ -82,6 +82,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Change = Callable[[gguf.GGUFWriter], object]
 StoredTensors = Iterator[tuple[str, str, Array]]
 """Names in a checkpoint, names in a file, and values."""
+Rearrange = Callable[[StoredTensors], StoredTensors]
+"""Makes the tensors of another form of file."""
 
 
 def write(path: Path, architecture: str, fill: Change, max_tensors: int = 0) -> Path:
@@ -125,7 +127,7 @@ def write_model(
     kinds: Mapping[str, str] | None = None,
     factors: Mapping[str, Array] | None = None,
     max_tensors: int = 0,
-    rearrange: Callable[[StoredTensors], StoredTensors] = lambda tensors: tensors,
+    rearrange: Rearrange = lambda tensors: tensors,
 ) -> Path:
     """Write a model of transformers, with the vocabulary of the bundled model.
 
@@ -193,6 +195,22 @@ def with_joined_gates(tensors: StoredTensors) -> StoredTensors:
         return np.concatenate([part[head] for head in range(2) for part in of_heads])
 
     return _with_joined(tensors, ("attn_qkv", "attn_gate"), "ssm_in", by_key_head)
+
+
+def with_fused_qkv(tensors: StoredTensors) -> StoredTensors:
+    """The same with one tensor for the queries, keys and values of each layer that has all three,
+    as the conversion stores with ``--fuse-qkv``: [q rows + k rows + v rows, in]. Queries and keys
+    have the order that they have apart. Biases are joined in the same way."""
+    every = list(tensors)
+    known = {stored: values for _, stored, values in every}
+    for name, stored, values in every:
+        layer, _, rest = stored.rpartition(".attn_")
+        part, _, kind = rest.partition(".")
+        names = [f"{layer}.attn_{each}.{kind}" for each in "qkv"]
+        if stored not in names or not known.keys() >= set(names):
+            yield name, stored, values
+        elif part == "q":
+            yield name, f"{layer}.attn_qkv.{kind}", np.concatenate([known[each] for each in names])
 
 
 def _with_joined(

@@ -13,6 +13,7 @@ from typing import Any
 from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_family import GgufFamily
 from shmllm.formats.gguf_model import family_of, layers_of
+from shmllm.formats.gguf_places import FUSED_QKV
 from shmllm.frontend.gguf.expert_fields import OF_MIXTURE
 from shmllm.frontend.gguf.family_fields import OF_FAMILY, no_window
 from shmllm.frontend.gguf.latent_fields import OF_LATENTS
@@ -81,7 +82,7 @@ def model_config(header: GgufHeader) -> Json:
         **_norm_eps(known, family),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "attention_bias": known.has_tensors("attn_q.bias", f"{FUSED_QKV}.bias"),
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "dtype": _dtype(header),
         **rope_fields(known, head_dim, length, is_partial=family.is_partial),

@@ -27,7 +27,7 @@ from shmllm.formats.gguf_pieces import piece_name, pieces_of, read_pieces
 from shmllm.frontend.gguf.config import generation_config, model_config
 from shmllm.frontend.gguf.tokenizer import has_vocabulary, make_tokenizer
 
-VERSION = 3
+VERSION = 4
 """Raise this when the same GGUF file gives other contents than before."""
 
 _UNFINISHED = ".making-"

@@ -230,7 +230,6 @@ def _gpt_neox(known: Metadata, config: Json) -> Json:
         "hidden_act": "gelu",
         "rotary_emb_base": config["rope_theta"],
         "rotary_pct": config["partial_rotary_factor"],
-        "attention_bias": "blk.0.attn_qkv.bias" in known.header.tensors,
         "use_parallel_residual": known.flag("use_parallel_residual", True),
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shmllm.formats.gguf import shown
+from shmllm.formats.gguf_places import FUSED_QKV
 from shmllm.frontend.gguf.family_fields import WINDOW, Json, layer_types
 from shmllm.frontend.gguf.metadata import Metadata
 
@@ -56,7 +57,11 @@ def _gemma4(known: Metadata, config: Json) -> Json:
             "per_layer_config": {
                 str(layer): each for layer, each in enumerate(heads) if each != heads[0]
             },
-            "attention_k_eq_v": not any(f"blk.{n}.attn_v.weight" in tensors for n in own_full),
+            "attention_k_eq_v": not any(
+                f"blk.{layer}.{module}.weight" in tensors
+                for layer in own_full
+                for module in ("attn_v", FUSED_QKV)
+            ),
             "num_kv_shared_layers": num_shared,
             "hidden_activation": "gelu_pytorch_tanh",
             "sliding_window": known.whole(WINDOW),

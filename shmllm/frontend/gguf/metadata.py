@@ -35,9 +35,10 @@ class Metadata:
         self.header = header
         self._prefix = header.architecture
 
-    def has_tensors(self, ending: str) -> bool:
-        """Whether any layer has a tensor whose name ends so; layers may be of several kinds."""
-        return any(name.endswith(ending) for name in self.header.tensors)
+    def has_tensors(self, *endings: str) -> bool:
+        """Whether any layer has a tensor whose name ends in one of these ways; layers may be of
+        several kinds."""
+        return any(name.endswith(endings) for name in self.header.tensors)
 
     def find(self, name: str) -> Any:
         """The value of PREFIX.name, or None."""

@@ -120,7 +120,6 @@ def _granite_hybrid(known: Metadata, config: Json) -> Json:
             "mamba_d_conv": known.whole("ssm.conv_kernel"),
             "mamba_conv_bias": known.has_tensors("ssm_conv1d.bias"),
             "mamba_proj_bias": known.has_tensors("ssm_in.bias"),
-            "attention_bias": known.has_tensors("attn_q.bias"),
         }
     )
 

@@ -6,8 +6,9 @@ file, so that no damaged number asks for more than the file can fill.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader
@@ -37,7 +38,8 @@ def check_layers(header: GgufHeader, num_layers: int) -> None:
 
 def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFamily) -> None:
     """Raises EngineStartError if a tensor of the first layer that has one has another shape than
-    config.json asks for. Those of the others are checked when they are loaded."""
+    config.json asks for. Those of the others are checked when they are loaded, and so are all but
+    the first layer's where layers have widths of their own."""
     hidden_size, head_dim = config["hidden_size"], config["head_dim"]
     num_experts = _first_of(config, _NUM_EXPERTS)
     width = config.get("moe_intermediate_size", config["intermediate_size"])
@@ -47,11 +49,13 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
     up_width = config["intermediate_size"] * (2 if family.has_fused_gate else 1)
     q_width = config["num_attention_heads"] * head_dim
     kv_width = config["num_key_value_heads"] * head_dim
+    q_rows = 2 * q_width if family.has_delta_nets else q_width
+    layers = range(1 if family.has_own_widths else config["num_hidden_layers"])
     expected = {
         "token_embd": (config["vocab_size"], hidden_size),
         "position_embd": (config["max_position_embeddings"], hidden_size),
-        "attn_qkv": (q_width + 2 * kv_width, hidden_size),
-        "attn_q": (2 * q_width if family.has_delta_nets else q_width, hidden_size),
+        "attn_qkv": (q_rows + 2 * kv_width, hidden_size),
+        "attn_q": (q_rows, hidden_size),
         "attn_k": (kv_width, hidden_size),
         "ffn_up": (up_width, hidden_size),
         "ffn_up_shexp": (shared_width, hidden_size),
@@ -60,26 +64,30 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
         "ffn_gate_up_exps": (num_experts, 2 * width, hidden_size),
     }
     if family.has_latents:
-        expected.pop("attn_q")
+        del expected["attn_q"], expected["attn_qkv"]
     if family.has_delta_nets:
         keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
         values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
-        expected["attn_qkv"] = 2 * keys + values, hidden_size
+        attending = [layer for layer in layers if str(layer) in family.attention_layers]
+        _check(header, "attn_qkv", expected.pop("attn_qkv"), attending)
+        nets = [layer for layer in layers if str(layer) not in family.attention_layers]
+        _check(header, "attn_qkv", (2 * keys + values, hidden_size), nets)
     for module, shape in expected.items():
-        name = next(filter(header.tensors.__contains__, _places(module, config)), None)
-        if name is not None and header.tensors[name].shape != shape:
-            raise header.error(
-                f"{name} has the shape {[*header.tensors[name].shape]}, the metadata ask for "
-                f"{[*shape]}"
-            )
+        _check(header, module, shape, layers)
+
+
+def _check(header: GgufHeader, module: str, shape: tuple[int, ...], layers: Iterable[int]) -> None:
+    """Raises EngineStartError if the weight of a module has another shape: the model's, or that of
+    the first of these layers that has one."""
+    places = itertools.chain([module], (f"blk.{layer}.{module}" for layer in layers))
+    names = (f"{place}.weight" for place in places)
+    name = next(filter(header.tensors.__contains__, names), None)
+    if name is not None and header.tensors[name].shape != shape:
+        raise header.error(
+            f"{name} has the shape {[*header.tensors[name].shape]}, the metadata ask for {[*shape]}"
+        )
 
 
 def _first_of(config: Mapping[str, Any], names: Sequence[str]) -> Any:
     """The first of these fields that config.json has, or None."""
     return next((config[name] for name in names if name in config), None)
-
-
-def _places(module: str, config: Mapping[str, Any]) -> Iterator[str]:
-    """The names that the weight of a module may have."""
-    yield f"{module}.weight"
-    yield from (f"blk.{layer}.{module}.weight" for layer in range(config["num_hidden_layers"]))
