@@ -3,14 +3,12 @@ as often as the tower repeats it."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from shmllm.errors import RequestError
 from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.qwen2_vl import LARGEST_RATIO, largest_area
+from shmllm.frontend.images.rules.qwen2_vl import largest_area, refuse_narrow, sides_within
 from shmllm.frontend.images.rules.squares import SquaresRules
 
 _BOUNDS = ("shortest_edge", "longest_edge")
@@ -56,20 +54,8 @@ class Glm4vRules(SquaresRules):
         if min(given) < factor:
             scale = max(factor / height, factor / width)
             width, height = int(width * scale), int(height * scale)
-        if max(width, height) / min(width, height) > LARGEST_RATIO:
-            raise RequestError(
-                f"an image of {given[0]}x{given[1]} pixels is too narrow: one side may be at most "
-                f"{LARGEST_RATIO} times the other; crop it"
-            )
-        sides = [round(side / factor) * factor for side in (width, height)]
-        count = self.num_frames * sides[0] * sides[1]
-        if count > self.most:
-            scale = math.sqrt((self.num_frames * height * width) / self.most)
-            sides = [max(1, math.floor(s / scale / factor)) * factor for s in (width, height)]
-        elif count < self.fewest:
-            scale = math.sqrt(self.fewest / (self.num_frames * height * width))
-            sides = [math.ceil(side * scale / factor) * factor for side in (width, height)]
-        return sides[0], sides[1]
+        refuse_narrow(max(width, height) / min(width, height), given)
+        return sides_within(width, height, self.fewest, self.most, factor, self.num_frames)
 
     def largest(self) -> Grid | None:
         if not self.resize:

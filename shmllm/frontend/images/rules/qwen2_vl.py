@@ -69,27 +69,45 @@ class Qwen2VLRules(SquaresRules):
         Raises:
             RequestError: one side is more than LARGEST_RATIO times the other.
         """
-        if max(width, height) / min(width, height) > LARGEST_RATIO:
-            raise RequestError(
-                f"an image of {width}x{height} pixels is too narrow: one side may be at most "
-                f"{LARGEST_RATIO} times the other; crop it"
-            )
-        factor = self.factor
-        sides = [round(side / factor) * factor for side in (width, height)]
-        area = sides[0] * sides[1]
-        if area > self.most:
-            scale = math.sqrt(height * width / self.most)
-            sides = [max(1, math.floor(s / scale / factor)) * factor for s in (width, height)]
-        elif area < self.fewest:
-            scale = math.sqrt(self.fewest / (height * width))
-            sides = [math.ceil(side * scale / factor) * factor for side in (width, height)]
-        return sides[0], sides[1]
+        refuse_narrow(max(width, height) / min(width, height), (width, height))
+        return sides_within(width, height, self.fewest, self.most, self.factor)
 
     def largest(self) -> Grid | None:
         if not self.resize:
             return None
         area = largest_area(self.fewest, self.most, self.factor)
         return (1, self.merge_size, self.merge_size * (area // self.factor**2))
+
+
+def refuse_narrow(ratio: float, given: tuple[int, int]) -> None:
+    """Raises a RequestError if the ratio of an image's sides, which were `given`, is too large."""
+    if ratio > LARGEST_RATIO:
+        raise RequestError(
+            f"an image of {given[0]}x{given[1]} pixels is too narrow: one side may be at most "
+            f"{LARGEST_RATIO} times the other; crop it"
+        )
+
+
+def sides_within(
+    width: int, height: int, fewest: int, most: int, factor: int, num_frames: int = 1
+) -> tuple[int, int]:
+    """Returns width and height of a resized image.
+
+    Args:
+        width, height: those of the image.
+        fewest, most: the bounds of the number of pixels of all frames.
+        factor: what sides are multiples of.
+        num_frames: the number of frames.
+    """
+    sides = [round(side / factor) * factor for side in (width, height)]
+    count = num_frames * sides[0] * sides[1]
+    if count > most:
+        scale = math.sqrt(num_frames * height * width / most)
+        sides = [max(1, math.floor(side / scale / factor)) * factor for side in (width, height)]
+    elif count < fewest:
+        scale = math.sqrt(fewest / (num_frames * height * width))
+        sides = [math.ceil(side * scale / factor) * factor for side in (width, height)]
+    return sides[0], sides[1]
 
 
 def largest_area(fewest: float, most: float, factor: int) -> int:
