@@ -229,14 +229,13 @@ class Products:
             is_exact: whether activations must stay float32.
             has_bias: whether the bias is added, if there is one.
         """
-        made: dict[str, tuple[int, int]] = {}
-        begin = 0
+        x_kind, source, begin = "", (0, 0), 0
         for weight in parts_of(linear.weight):
             kinds = self.kinds(weight, is_exact)
-            if kinds[0] not in made:
-                made[kinds[0]] = self.activations(num_rows, x, kinds[0])
+            if kinds[0] != x_kind:  # rows of one kind overwrite those of another
+                x_kind, source = kinds[0], self.activations(num_rows, x, kinds[0])
             numbers, scales = weights_of(weight)
-            rows = [*made[kinds[0]], out.data_ptr() + 4 * begin, 4 * out.stride(0)]
+            rows = [*source, out.data_ptr() + 4 * begin, 4 * out.stride(0)]
             bias = 0
             if linear.bias is not None and has_bias:
                 bias = linear.bias[begin:].data_ptr()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.cpu_kernels import NEEDS_INT8
 from support.emulated_tiles import EMULATED_GATE_AND_UP, EMULATED_MULTIPLY
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import MLP, Linear, Norm, Storage
-from shmllm.models.matrices import QUANTIZATIONS
+from shmllm.models.matrices import QUANTIZATIONS, Matrix, MixedMatrix
 from shmllm.models.packed import PACKINGS
 from shmllm.models.specs import MLPSpec, MoESpec, NormSpec
 from shmllm.worker.cpu import instructions, products
@@ -204,6 +205,26 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 STORAGE = Storage(allocate, torch.bfloat16)
+
+
+@NEEDS_INT8
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_parts_whose_activations_have_different_kinds_in_turn_read_their_own(dtype: str) -> None:
+    parts = [PACKINGS[kind].make((16, 256), torch.float32, allocate) for kind in ("q6_k", "q8_0")]
+    parts.append(PACKINGS["q6_k"].make((16, 256), torch.float32, allocate))
+    for part in parts:
+        part.copy_(torch.randn(16, 256))
+    linear, x, num_rows = Linear(256, (48,), False, STORAGE), torch.randn(20, 256), np.array([20])
+
+    def product(weight: Matrix) -> torch.Tensor:
+        linear.weight, program = weight, KernelProgram(1)
+        rounded = torch.zeros(rounded_bytes(20, 256, dtype), dtype=torch.uint8)
+        out = torch.empty(20, weight.shape[0])
+        Products(program, rounded, dtype).record(num_rows.ctypes.data, x, linear, out)
+        program.replay()
+        return out
+
+    assert torch.equal(product(MixedMatrix(parts)), torch.cat([*map(product, parts)], 1))
 
 
 def test_tiles_are_for_rounded_activations_outside_of_experts() -> None:
