@@ -44,13 +44,13 @@ DOT_PRODUCTS = {
     ),
     "int8": DotProduct(
         _weights_for("int8", *_in_groups("int8")),
-        "quantization='int8' or 'int4', or with a checkpoint in 4 to 8 bits",
+        "quantization='int8' or 'int4', or with a checkpoint in 4 to 8 bits but FP8",
         "AVX512_VNNI",
         HAS_INT8,
     ),
     "int16": DotProduct(
         _weights_for(*_in_groups("int16")),
-        "quantization='int4' or a checkpoint in 4 to 8 bits",
+        "quantization='int4' or a checkpoint in 4 to 8 bits but FP8",
         "AVX512_VNNI",
         HAS_INT8,
     ),
