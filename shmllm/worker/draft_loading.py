@@ -67,7 +67,7 @@ def load_draft(
 
 def _options(config: EngineConfig, target: LoadedModel) -> LoadConfig | None:
     """Return the options by which the model that drafts is loaded; None: there is none."""
-    directory = config.speculative.model_directory
+    directory, activations = config.speculative.model_directory, config.load.activation_dtype
     if not directory:
         return None
     return replace(
@@ -75,6 +75,8 @@ def _options(config: EngineConfig, target: LoadedModel) -> LoadConfig | None:
         directory=directory,
         dtype=cast(DTypeName, target.dtype_name),
         quantization=None,
+        # Integers multiply packed weights only, which it may lack.
+        activation_dtype="auto" if activations in ("int16", "int8") else activations,
         max_model_len=None,
         further_layers=0,
         model_impl="auto",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cpu_kernels import NEEDS_INT8
 from support.determinism import ask, make_requests
 from support.further_layers import make, reference_further_logits, save_both
 from support.model_helpers import reference_model, save
@@ -108,6 +109,14 @@ def test_outputs_do_not_change_with_a_draft_model(
     with LLM(model, **options, num_gpu_blocks_override=num_blocks, max_model_len=720) as llm:
         assert ask(llm, requests) == expected
         assert llm.get_metrics()["preemptions"] > 0
+
+
+@NEEDS_INT8
+def test_a_draft_model_that_is_not_rounded_needs_no_activations_in_integers(tmp_path: Path) -> None:
+    model = small_model(tmp_path / "model", num_hidden_layers=2)
+    rounded = {"quantization": "int4", "activation_dtype": "int8"}
+    with LLM(model, **drafting(model=model), **rounded) as llm:
+        assert llm.facts.precision.startswith("int4 with int8 activations")
 
 
 def test_a_model_that_drafts_for_itself_is_always_right(tmp_path: Path) -> None:
