@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Size = tuple[int, int]
 """Height and width, in pixels."""
 DEFAULT_SIZES: tuple[Size, ...] = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 """The default of ``image_grid_pinpoints`` in config.json."""
+_MOST_SIDE = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,26 @@ class JoinedTiles:
     def num_embeddings(self) -> int:
         """The number of embeddings of the picture, with those at the ends of its rows."""
         return self.num_rows * (self.num_columns + 1)
+
+
+def read_sizes(value: Any, tile: int) -> tuple[Size, ...] | None:
+    """Returns the sizes that a file lists; None: it does not list sizes of whole tiles.
+
+    Args:
+        value: what the file has under ``image_grid_pinpoints``.
+        tile: the side of a tile, in pixels.
+    """
+
+    def is_size(each: Any) -> bool:
+        return (
+            isinstance(each, list | tuple)
+            and len(each) == 2
+            and all(type(s) is int and 0 < s < _MOST_SIDE and s % tile == 0 for s in each)
+        )
+
+    if not isinstance(value, list | tuple) or not value or not all(map(is_size, value)):
+        return None
+    return tuple((height, width) for height, width in value)
 
 
 def best_size(height: int, width: int, sizes: Sequence[Size]) -> Size:

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from typing import Any
 
-from shmllm.formats.joined_tiles import DEFAULT_SIZES, Size
+from shmllm.formats.joined_tiles import DEFAULT_SIZES, Size, read_sizes
 from shmllm.models import llava
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.specs import LlavaNextTower, LlavaTower, VisionSpec
-
-_MOST_SIDE = 2**16
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -44,19 +41,12 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
 def _read_sizes(whole: Fields, tile: int) -> tuple[Size, ...]:
     """Returns the possible sizes of the picture that tiles of this side make up."""
     name = "image_grid_pinpoints"
-    value: Any = whole.values.get(name)
-    sizes = [list(size) for size in DEFAULT_SIZES] if value is None else value
-    if not isinstance(sizes, list) or not sizes or not all(_is_size(each, tile) for each in sizes):
+    value = whole.values.get(name)
+    stored = [list(size) for size in DEFAULT_SIZES] if value is None else value
+    sizes = read_sizes(stored, tile)
+    if sizes is None:
         raise whole.error(
             f"{name!r} must list heights and widths that are multiples of image_size ({tile}), not "
-            f"{sizes!r}"
+            f"{stored!r}"
         )
-    return tuple((height, width) for height, width in sizes)
-
-
-def _is_size(value: Any, tile: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(type(side) is int and 0 < side < _MOST_SIDE and side % tile == 0 for side in value)
-    )
+    return sizes

@@ -60,6 +60,23 @@ class Placeholder(ABC):
         """The text that replaces a mark, as transformers' processor writes it."""
 
 
+def one_token(text: str, token: int, mark: str | None = None) -> dict[str, Any]:
+    """Returns the attributes of a placeholder whose expansion replaces one token, which stands for
+    embeddings in it.
+
+    Args:
+        text, token: the text of that token, and its id.
+        mark: see `Placeholder`; None: the token itself.
+    """
+    return {
+        "mark": text if mark is None else mark,
+        "replaced": text,
+        "replaced_ids": (token,),
+        "token": text,
+        "token_id": token,
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImagePlaceholder(Placeholder):
     """How a model's prompts contain images.

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config
+from shmllm.frontend.placeholders.family import Config, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 
 
@@ -26,11 +26,7 @@ class Glm4vPlaceholder(SquaresPlaceholder):
         text = texts.get("image_token", "<|image|>")
         token = config.integer("image_token_id", default=151_343, minimum=0)
         return cls(
-            mark=f"<|begin_of_image|>{text}<|end_of_image|>",
-            replaced=text,
-            replaced_ids=(token,),
-            token=text,
-            token_id=token,
+            **one_token(text, token, mark=f"<|begin_of_image|>{text}<|end_of_image|>"),
             side=None,
             patch_size=vision.integer("patch_size", default=14),
             merge_size=vision.integer("spatial_merge_size", default=2),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
 from shmllm.params.items import Grid
 
 
@@ -32,11 +32,7 @@ class Idefics3Placeholder(ImagePlaceholder):
         text = texts.get("image_token", "<image>")
         token = config.integer("image_token_id", default=128_257, minimum=0)
         return cls(
-            mark=text,
-            replaced=text,
-            replaced_ids=(token,),
-            token=text,
-            token_id=token,
+            **one_token(text, token),
             side=side,
             tokens=rows**2 // config.integer("scale_factor", default=2) ** 2,
             around=texts.get("fake_image_token", "<fake_token_around_image>"),

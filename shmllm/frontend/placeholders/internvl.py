@@ -9,7 +9,7 @@ from typing import Self
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
 from shmllm.params.items import Grid
 
 
@@ -35,11 +35,7 @@ class InternVLPlaceholder(ImagePlaceholder):
         text = texts.get("context_image_token", "<IMG_CONTEXT>")
         token = config.integer("image_token_id", default=151_667, minimum=0)
         return cls(
-            mark=text,
-            replaced=text,
-            replaced_ids=(token,),
-            token=text,
-            token_id=token,
+            **one_token(text, token),
             side=side,
             tokens=rows**2,
             begin=texts.get("start_image_token", "<img>"),

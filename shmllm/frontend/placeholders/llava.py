@@ -11,7 +11,7 @@ from shmllm.formats.joined_tiles import DEFAULT_SIZES, Size, join_tiles
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
 from shmllm.params.items import Grid
 
 _TOWERS = {"clip_vision_model": (1, 224, 32), "siglip_vision_model": (0, 224, 16)}
@@ -44,11 +44,7 @@ class LlavaPlaceholder(ImagePlaceholder):
         text = texts.get("image_token", "<image>")
         token = config.integer("image_token_id", "image_token_index", default=32000, minimum=0)
         return {
-            "mark": text,
-            "replaced": text,
-            "replaced_ids": (token,),
-            "token": text,
-            "token_id": token,
+            **one_token(text, token),
             "side": side,
             "tokens": rows * rows + leading - dropped,
         }

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from shmllm.frontend.images.rules.pixtral import PixtralRules
 from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config
+from shmllm.frontend.placeholders.family import Config, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 
 
@@ -33,11 +33,7 @@ class Mistral3Placeholder(SquaresPlaceholder):
         text = texts.get("image_token", "[IMG]")
         token = config.integer("image_token_index", "image_token_id", default=10, minimum=0)
         return cls(
-            mark=text,
-            replaced=text,
-            replaced_ids=(token,),
-            token=text,
-            token_id=token,
+            **one_token(text, token),
             side=None,
             patch_size=vision.integer("patch_size", default=16 if vision.values else 14),
             merge_size=config.integer("spatial_merge_size", default=2),

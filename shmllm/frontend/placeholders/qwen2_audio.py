@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import AudioPlaceholder, Config
+from shmllm.frontend.placeholders.family import AudioPlaceholder, Config, one_token
 from shmllm.params.items import Grid
 
 
@@ -23,11 +23,7 @@ class Qwen2AudioPlaceholder(AudioPlaceholder):
         begin = texts.get("audio_bos_token", "<|audio_bos|>")
         end = texts.get("audio_eos_token", "<|audio_eos|>")
         return cls(
-            mark=f"{begin}{text}{end}",
-            replaced=text,
-            replaced_ids=(token,),
-            token=text,
-            token_id=token,
+            **one_token(text, token, mark=f"{begin}{text}{end}"),
             num_mels=audio.integer("num_mel_bins", default=128),
             most_frames=2 * audio.integer("max_source_positions", default=1500),
         )

@@ -11,7 +11,7 @@ from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
 from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, VideoPlaceholder
+from shmllm.frontend.placeholders.family import Config, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 from shmllm.params.items import Grid
 
@@ -31,11 +31,7 @@ class QwenVLPlaceholder(SquaresPlaceholder):
         text = texts.get("image_token", "<|image_pad|>")
         token = config.integer("image_token_id", default=cls.DEFAULT_ID, minimum=0)
         return cls(
-            mark=f"<|vision_start|>{text}<|vision_end|>",
-            replaced=text,
-            replaced_ids=(token,),
-            token=text,
-            token_id=token,
+            **one_token(text, token, mark=f"<|vision_start|>{text}<|vision_end|>"),
             side=None,
             patch_size=vision.integer("patch_size", default=cls.DEFAULT_PATCH),
             merge_size=vision.integer("spatial_merge_size", default=2),

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from shmllm.errors import RequestError
-from shmllm.formats.joined_tiles import Size, best_size
+from shmllm.formats.joined_tiles import Size, best_size, read_sizes
 from shmllm.frontend.images.picture import Picture, pixels_of, resized
 from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
@@ -88,19 +88,11 @@ class LlavaNextRules(Rules):
 def _sizes(options: Options, tile: int) -> tuple[Size, ...]:
     """The sizes in a file, each a list of height and width."""
     value = options.values.get(_SIZES)
-    sizes = value if isinstance(value, list | tuple) else []
-    if not sizes or not all(_is_size(each, tile) for each in sizes):
+    sizes = read_sizes(value, tile)
+    if sizes is None:
         raise RequestError(
             f"{_SIZES!r} must list heights and widths that are multiples of a tile's {tile} "
             f"pixels, not {value!r}",
             parameter=_SIZES,
         )
-    return tuple((height, width) for height, width in sizes)
-
-
-def _is_size(value: object, tile: int) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == 2
-        and all(type(side) is int and 0 < side < 2**16 and side % tile == 0 for side in value)
-    )
+    return sizes
