@@ -1,16 +1,23 @@
-"""The numbers of packed matrices: runs of 64 elements of 4, 5, 6 or 8 bits.
+"""The numbers of packed matrices: runs of 64 elements of 2 to 6 or 8 bits.
 
+2 bits    16 bytes: byte i has the elements i, 16 + i, 32 + i and 48 + i, from its lowest bits on
+3 bits    as 2 bits; then 8 bytes, whose bit j is the highest bit of element j
 4 bits    32 bytes: byte i has element i in its lower half, element 32 + i in its upper half
-5 bits    as 4 bits; then 8 bytes, whose bit j is the highest bit of element j
-6 bits    as 4 bits; then 16 bytes: byte i has the highest two bits of the elements i, 16 + i,
-          32 + i and 48 + i, from its lowest bits on
+5 bits    as 4 bits; then 8 bytes, as of 3 bits
+6 bits    as 4 bits; then 16 bytes of the highest two bits, as of 2 bits
 8 bits    a byte for each element: signed, or a number of the format e4m3
-e2m1      as 4 bits: a sign, two bits of exponent, one of mantissa
+
+A code of few bits is the number itself, or stands for one of a table:
+
+e2m1      4 bits: a sign, two bits of exponent, one of mantissa
+iq3_s     4 bits: a sign, and which of 8 magnitudes; iq3_xxs likewise
+iq2       3 bits: a sign, and which of 3 magnitudes; iq1 likewise
+iq4       4 bits: which of 16 numbers
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +28,18 @@ RUN = 64
 HALF = RUN // 2
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32)
-_E2M1_SIGNED = torch.cat([E2M1, -E2M1])
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The numbers of llama.cpp's IQ4_NL and IQ4_XS (kvalues_iq4nl of ggml-common.h)."""
+MAGNITUDES = {
+    "e2m1": tuple(E2M1.tolist()),
+    "iq3_s": (1, 3, 5, 7, 9, 11, 13, 15),
+    "iq3_xxs": (1, 3, 5, 7, 9, 11, 13, 15.5),
+    "iq2": (1, 3.125, 5.375, 5.375),
+    "iq1": (0.125, 0.875, 1.125, 1.125),
+}
+"""The magnitudes of tables whose codes have a sign, above them. Of the types IQ1 to IQ3 of
+llama.cpp these are all magnitudes in the grids of ggml-common.h, those of IQ3 divided by 4 and
+those of IQ2 by 8; of IQ1, 1/8 more and less than 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +50,14 @@ class Codes:
         numbers: memory [rows, runs * run_bytes] -> numbers [rows, elements] float32.
         store: (numbers [rows, elements] float32, memory) rounds the numbers into the memory.
         dtype: that of the memory.
+        nearest: numbers -> the nearest ones of a table.
     """
 
     run_bytes: int
     numbers: Callable[[Tensor], Tensor]
     store: Callable[[Tensor, Tensor], object]
     dtype: torch.dtype = torch.uint8
+    nearest: Callable[[Tensor], Tensor] | None = None
 
 
 def _runs(memory: Tensor, run_bytes: int) -> Tensor:
@@ -71,59 +91,120 @@ def _eight(bits: Tensor) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=bits.device)
 
 
-def _numbers_4(memory: Tensor) -> Tensor:
-    return _nibbles(_runs(memory, HALF)).float().flatten(1)
+def _quarters(memory: Tensor) -> Tensor:
+    """Returns two bits of all elements, [rows, runs, RUN] uint8, of a quarter as many bytes."""
+    return torch.cat([memory >> shift & 3 for shift in (0, 2, 4, 6)], 2)
 
 
-def _numbers_5(memory: Tensor) -> Tensor:
-    runs = _runs(memory, HALF + 8)
-    return (_nibbles(runs) | bits_of(runs[..., HALF:]) << 4).float().flatten(1)
+def _quarter_bytes(codes: Tensor) -> Tensor:
+    """The reverse of `_quarters`."""
+    parts = codes.unflatten(-1, (4, HALF // 2)).unbind(-2)
+    joined: Tensor = parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
+    return joined
 
 
-def _numbers_6(memory: Tensor) -> Tensor:
-    runs = _runs(memory, HALF + 16)
-    high = torch.cat([runs[..., HALF:] >> shift & 3 for shift in (0, 2, 4, 6)], 2)
-    return (_nibbles(runs) | high << 4).float().flatten(1)
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """How codes of so many bits are stored.
+
+    Attributes:
+        run_bytes: the size of a run.
+        read: runs [rows, runs, run_bytes] -> codes [rows, runs, RUN] uint8.
+        write: codes -> runs.
+    """
+
+    run_bytes: int
+    read: Callable[[Tensor], Tensor]
+    write: Callable[[Tensor], Tensor]
 
 
-def _unsigned(numbers: Tensor, bits: int) -> Tensor:
-    """Rounds to codes [rows, runs, RUN], halves upwards."""
-    codes = (numbers + 0.5).clamp_(0, 2**bits - 1).to(torch.uint8)
-    return codes.view(len(numbers), -1, RUN)
+def _with_highest_bit(bits: int) -> _Bits:
+    """Codes of `bits` bits and one more."""
+    low = _BITS[bits]
+    return _Bits(
+        low.run_bytes + RUN // 8,
+        lambda runs: (
+            low.read(runs[..., : low.run_bytes]) | bits_of(runs[..., low.run_bytes :]) << bits
+        ),
+        lambda codes: torch.cat([low.write(codes & (1 << bits) - 1), bytes_of(codes >> bits)], 2),
+    )
 
 
-def _store_4(numbers: Tensor, memory: Tensor) -> None:
-    memory.copy_(nibble_bytes(_unsigned(numbers, 4)).flatten(1))
+_BITS = {
+    2: _Bits(HALF // 2, _quarters, _quarter_bytes),
+    4: _Bits(HALF, _nibbles, nibble_bytes),
+    6: _Bits(
+        HALF + HALF // 2,
+        lambda runs: _nibbles(runs) | _quarters(runs[..., HALF:]) << 4,
+        lambda codes: torch.cat([nibble_bytes(codes), _quarter_bytes(codes >> 4)], 2),
+    ),
+}
+_BITS |= {bits + 1: _with_highest_bit(bits) for bits in (2, 4)}
 
 
-def _store_5(numbers: Tensor, memory: Tensor) -> None:
-    codes = _unsigned(numbers, 5)
-    memory.copy_(torch.cat([nibble_bytes(codes), bytes_of(codes >> 4)], 2).flatten(1))
+def _codes(bits: int, memory: Tensor) -> Tensor:
+    """Returns the codes of rows, [rows, elements] uint8."""
+    own = _BITS[bits]
+    return own.read(_runs(memory, own.run_bytes)).flatten(1)
 
 
-def _store_6(numbers: Tensor, memory: Tensor) -> None:
-    codes = _unsigned(numbers, 6)
-    quarters = (codes >> 4).unflatten(2, (4, 16)).unbind(2)
-    high = quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6
-    memory.copy_(torch.cat([nibble_bytes(codes), high], 2).flatten(1))
+def _pack(bits: int, codes: Tensor) -> Tensor:
+    return _BITS[bits].write(codes.view(len(codes), -1, RUN)).flatten(1)
+
+
+def _integers(bits: int) -> Codes:
+    """Codes that are the numbers from 0 on; halves are rounded upwards."""
+
+    def store(numbers: Tensor, memory: Tensor) -> None:
+        codes = (numbers + 0.5).clamp_(0, 2**bits - 1).to(torch.uint8)
+        memory.copy_(_pack(bits, codes))
+
+    return Codes(
+        _BITS[bits].run_bytes, lambda memory: _codes(bits, memory).float(), store,
+    )  # fmt: skip
+
+
+def _of_table(bits: int, table: Tensor, code: Callable[[Tensor], Tensor]) -> Codes:
+    """Codes that stand for the numbers of a table. code: numbers -> the codes of the nearest."""
+
+    def look_up(codes: Tensor) -> Tensor:
+        return table.to(codes.device)[codes.int()]
+
+    return Codes(
+        _BITS[bits].run_bytes,
+        lambda memory: look_up(_codes(bits, memory)),
+        lambda numbers, memory: memory.copy_(_pack(bits, code(numbers))),
+        nearest=lambda numbers: look_up(code(numbers)),
+    )
+
+
+def _nearest(numbers: Tensor, ascending: Tensor) -> Tensor:
+    """Returns the places of the nearest numbers; of two that are equally near, the first."""
+    bounds = ((ascending[1:] + ascending[:-1]) / 2).to(numbers.device)
+    return torch.bucketize(numbers.contiguous(), bounds).to(torch.uint8)
+
+
+def _signed(bits: int, magnitudes: Sequence[float]) -> Codes:
+    """Codes of a sign, the highest bit, and the place of a magnitude."""
+    table = torch.tensor(magnitudes, dtype=torch.float32)
+    first = 1 if magnitudes[0] == 0 else 0  # there is no -0
+
+    def code(numbers: Tensor) -> Tensor:
+        places = _nearest(numbers.abs(), table)
+        is_negative = (places >= first).logical_and_(numbers < 0)
+        return places | is_negative.to(torch.uint8) << (bits - 1)
+
+    return _of_table(bits, torch.cat([table, -table]), code)
+
+
+def _ascending(bits: int, numbers: Sequence[float]) -> Codes:
+    table = torch.tensor(numbers, dtype=torch.float32)
+    return _of_table(bits, table, lambda numbers: _nearest(numbers, table))
 
 
 def _store_8(numbers: Tensor, memory: Tensor) -> None:
     # Halves go away from zero, as in GGUF's reference.
     memory.copy_((numbers.abs() + 0.5).floor_().copysign_(numbers).clamp_(-127, 127))
-
-
-def _numbers_e2m1(memory: Tensor) -> Tensor:
-    table = _E2M1_SIGNED.to(memory.device)
-    return table[_nibbles(_runs(memory, HALF)).int()].flatten(1)
-
-
-def _store_e2m1(numbers: Tensor, memory: Tensor) -> None:
-    # Of two numbers that are equally near, the smaller one is taken.
-    bounds = ((E2M1[1:] + E2M1[:-1]) / 2).to(numbers.device)
-    codes = torch.bucketize(numbers.abs(), bounds).to(torch.uint8)
-    codes |= (codes > 0).logical_and_(numbers < 0).to(torch.uint8) << 3  # no -0
-    memory.copy_(nibble_bytes(codes.unflatten(1, (-1, RUN))).flatten(1))
 
 
 def _numbers_e4m3(memory: Tensor) -> Tensor:
@@ -135,10 +216,12 @@ def _store_e4m3(numbers: Tensor, memory: Tensor) -> None:
 
 
 CODES = {
-    "4": Codes(HALF, _numbers_4, _store_4),
-    "5": Codes(HALF + 8, _numbers_5, _store_5),
-    "6": Codes(HALF + 16, _numbers_6, _store_6),
+    **{str(bits): _integers(bits) for bits in _BITS},
     "8": Codes(RUN, lambda memory: memory.float(), _store_8, torch.int8),
-    "e2m1": Codes(HALF, _numbers_e2m1, _store_e2m1),
     "e4m3": Codes(RUN, _numbers_e4m3, _store_e4m3),
+    "iq4": _ascending(4, IQ4),
+    **{
+        name: _signed(len(magnitudes).bit_length(), magnitudes)
+        for name, magnitudes in MAGNITUDES.items()
+    },
 }

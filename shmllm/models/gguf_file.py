@@ -22,6 +22,7 @@ from shmllm.formats.gguf_directory import LINK, SourceFile, check_source
 from shmllm.formats.gguf_pieces import label, models_in, pieces_of, read_pieces
 from shmllm.models.checkpoint import PackedTarget, changed
 from shmllm.models.gguf_blocks import BLOCK_TYPES
+from shmllm.models.gguf_grids import dequantize
 from shmllm.models.gguf_tensors import FilePart, StoredTensor, part_of, stored_tensors
 from shmllm.models.mapped_file import MappedFile
 
@@ -211,19 +212,12 @@ def dequantise(
     Raises:
         EngineStartError: the `gguf` package is not installed.
     """
-    try:
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ModuleNotFoundError as error:
-        raise EngineStartError(
-            f"quantised GGUF files need a package that is missing ({error.name}): pip install gguf"
-        ) from None
     kind = TENSOR_TYPES[entry.type_number]
     width = entry.shape[-1]
     rows = values.view(-1, width)
     stored = blocks.reshape(-1, width // kind.block_elements * kind.block_bytes)
     step = max(ELEMENTS_AT_ONCE // width, 1)
     for begin in range(0, len(rows), step):
-        part = dequantize(stored[begin : begin + step], GGMLQuantizationType(entry.type_number))
+        part = dequantize(stored[begin : begin + step], kind.name)
         rows[begin : begin + step] = torch.from_numpy(part)
     return values

@@ -11,7 +11,17 @@ what other quantised checkpoints have.
     q4_k        4 bits        32: scale, offset 6 bits      q * scale + offset
     q5_k        5 bits        32: scale, offset 6 bits      q * scale + offset
     q6_k        6 bits        16: scale 8 bits              (q - 32) * scale
+    q2_k        2 bits        16: scale, offset 4 bits      q * scale + offset
+    q3_k        3 bits        16: scale 8 bits              (q - 4) * scale
+    ternary     2 bits        64: scale float16             (q - 1) * scale       TQ1_0, TQ2_0
+    iq4_nl      iq4           32: scale float16             q * scale
+    iq4_xs      iq4           32: scale 8 bits              q * scale
+    iq3_s       iq3_s         32: scale 8 bits              q * scale
+    iq3_xxs     iq3_xxs       32: scale 8 bits              q * scale
+    iq2         iq2           16: scale 8 bits              q * scale             IQ2_XXS, _XS, _S
+    iq1         iq1           16: scale 8 bits              q * scale             IQ1_S, IQ1_M
     mxfp4       e2m1          32: scale, a power of two     q * scale
+    nvfp4       e2m1          16: scale e4m3 * float32      q * scale
     fp8         e4m3          64: scale float32             q * scale
     w4-*        4 bits        32 or 64: scale               (q - 8) * scale
     w4z-*       4 bits        32 or 64: scale, zero         (q - zero) * scale
@@ -32,12 +42,17 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.models.codes import CODES, RUN, Codes
+from shmllm.models.codes import CODES, MAGNITUDES, RUN, Codes
 from shmllm.models.group_parameters import PARAMETERS, Parameters
 from shmllm.models.quantized import Allocate, QuantizedMatrix
 
 Exact = tuple[Tensor, Tensor | None]
 """The scales and the offsets or zeros of groups, [rows, groups] float32."""
+
+
+Fit = Callable[[Tensor, float], Exact]
+"""(values [rows, groups, group], largest number) -> parameters that represent them."""
+_MULTIPLES = (1.1, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +62,13 @@ class Form:
     Attributes:
         num_parameters: of a group.
         value: (numbers, scales, the other parameters) -> values, all float32.
-        fit: (values [rows, groups, group], largest number) -> parameters that represent them.
+        fit: finds the parameters.
         number: (values, parameters [rows, groups, 1]) -> numbers, not yet rounded to codes.
     """
 
     num_parameters: int
     value: Callable[[Tensor, Tensor, Any], Tensor]
-    fit: Callable[[Tensor, float], Exact]
+    fit: Fit
     number: Callable[[Tensor, Tensor, Any], Tensor]
 
 
@@ -69,6 +84,11 @@ def _fit_largest(values: Tensor, largest: float) -> Exact:
 
 def _fit_magnitude(values: Tensor, largest: float) -> Exact:
     return values.abs().amax(-1) / largest, None
+
+
+def _fit_mean(values: Tensor, largest: float) -> Exact:
+    """The scale of BitNet's ternary weights: the mean magnitude."""
+    return values.abs().mean(-1) / largest, None
 
 
 def _fit_range(values: Tensor, largest: float) -> Exact:
@@ -87,6 +107,23 @@ def _fit_zero(values: Tensor, largest: float) -> Exact:
     return scale, (-low * _inverse(scale)).round_()
 
 
+def _searched(fit: Fit, nearest: Callable[[Tensor], Tensor]) -> Fit:
+    """Returns a fit that tries a few multiples of another one's scales, and takes those whose
+    errors have the smallest squares: few numbers fit outliers badly."""
+
+    def search(values: Tensor, largest: float) -> Exact:
+        found = first = fit(values, largest)[0]
+        smallest = torch.full_like(first, torch.inf)
+        for multiple in _MULTIPLES:
+            scales = (first * multiple)[..., None]
+            errors = (nearest(values * _inverse(scales)) * scales - values).square_().sum(-1)
+            found = torch.where(errors < smallest, scales[..., 0], found)
+            smallest = torch.minimum(errors, smallest)
+        return found, None
+
+    return search
+
+
 def _fit_power(values: Tensor, largest: float) -> Exact:
     """The power of two that OCP's MX specification gives a group: that of its largest magnitude,
     divided by that of the largest number."""
@@ -98,7 +135,7 @@ def _fit_power(values: Tensor, largest: float) -> Exact:
     ), None
 
 
-def _scaled(bias: float, fit: Callable[[Tensor, float], Exact]) -> Form:
+def _scaled(bias: float, fit: Fit) -> Form:
     return Form(
         1,
         lambda q, scale, _: (q - bias if bias else q) * scale,
@@ -107,7 +144,7 @@ def _scaled(bias: float, fit: Callable[[Tensor, float], Exact]) -> Form:
     )
 
 
-def _offset(fit: Callable[[Tensor, float], Exact]) -> Form:
+def _offset(fit: Fit) -> Form:
     return Form(
         2,
         lambda q, scale, offset: q * scale + offset,
@@ -234,9 +271,20 @@ class PackedMatrix(QuantizedMatrix):
         return self.packing.values(integers, scales)[:, : self._width]
 
 
+def _of_table(
+    kind: str, name: str, group: int, parameters: Parameters, fit: Fit = _fit_magnitude,
+    largest: float = 0,
+) -> Packing:  # fmt: skip
+    """A packing whose codes stand for numbers of a table. largest: unless it is a magnitude."""
+    codes = CODES[name]
+    assert codes.nearest is not None
+    form = _scaled(0, _searched(fit, codes.nearest))
+    return Packing(kind, codes, group, form, parameters, largest or max(MAGNITUDES[name]))
+
+
 def _packings() -> list[Packing]:
-    nibble, five, six, byte = (CODES[name] for name in ("4", "5", "6", "8"))
-    half, k, k6 = (PARAMETERS[name] for name in ("float16", "k", "k6"))
+    two, nibble, five, six, byte = (CODES[name] for name in ("2", "4", "5", "6", "8"))
+    half, k, k6, k8 = (PARAMETERS[name] for name in ("float16", "k", "k6", "k8"))
     to_eight, to_sixteen = _scaled(8, _fit_largest), _scaled(16, _fit_largest)
     plain, power = _scaled(0, _fit_magnitude), _scaled(0, _fit_power)
     found = [
@@ -249,6 +297,16 @@ def _packings() -> list[Packing]:
         Packing("q4_k", nibble, 32, _offset(_fit_range_below_zero), k, 15),
         Packing("q5_k", five, 32, _offset(_fit_range_below_zero), k, 31),
         Packing("q6_k", six, 16, _scaled(32, _fit_largest), k6, 32),
+        Packing("q2_k", two, 16, _offset(_fit_range_below_zero), PARAMETERS["k2"], 3),
+        Packing("q3_k", CODES["3"], 16, _scaled(4, _fit_largest), k6, 4),
+        Packing("ternary", two, 64, _scaled(1, _fit_mean), half, 1),
+        _of_table("iq4_nl", "iq4", 32, half, _fit_largest, 127),
+        _of_table("iq4_xs", "iq4", 32, k8, _fit_largest, 127),
+        _of_table("iq3_s", "iq3_s", 32, k8),
+        _of_table("iq3_xxs", "iq3_xxs", 32, k8),
+        _of_table("iq2", "iq2", 16, k6),
+        _of_table("iq1", "iq1", 16, k6),
+        _of_table("nvfp4", "e2m1", 16, PARAMETERS["e4m3"]),
         Packing("mxfp4", CODES["e2m1"], 32, power, PARAMETERS["e8m0"], 6),
         Packing("fp8", CODES["e4m3"], 64, plain, PARAMETERS["float32"], 448),
         Packing("w8-g64-f16", byte, 64, plain, half, 127),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conformance.attention_kernels import product_of_single_rows
 from conformance.expert_kernels import SMALL, placed, routed, tolerances
+from support import packed_matrices
 from support.kernel_helpers import Draw, assert_close, poisoned
 from support.variants import diagonal, slow
 
@@ -26,13 +27,15 @@ from shmllm_kernels.reference.step import embed as plain_embed
 
 ONE_RUN, TWO_RUNS = ProductConfig(16, 32, 64, 4, 2), ProductConfig(32, 16, 128, 4, 2)
 KINDS = tuple(FORMATS)
+USUAL = ("int8", *packed_matrices.USUAL)
 SHAPES = [(1, 1, 1, ONE_RUN), (3, 40, 65, ONE_RUN), (33, 17, 200, TWO_RUNS), (5, 33, 512, TWO_RUNS)]
 """Rows, columns, the elements of a row, and tile sizes."""
 
 
 def whole_rows(kind: str, width: int) -> int:
     """The width in whole records of parameters."""
-    return -(-width // 256) * 256 if PACKINGS[kind].stored in ("k", "k6") else width
+    is_record = PACKINGS[kind].stored in ("k", "k2", "k6", "k8")
+    return -(-width // 256) * 256 if is_record else width
 
 
 def drawn(draw: Draw, kind: str, *shape: int, dtype: torch.dtype) -> QuantizedMatrix:
@@ -69,7 +72,7 @@ class PackedKernelsConformance:
     def test_every_format_of_a_checkpoint_has_a_row(self):
         assert PACKINGS.keys() == FORMATS.keys()
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", [kind if kind in USUAL else slow(kind) for kind in KINDS])
     def test_a_product_reads_the_values(self, draw, dtype, kind):
         matrix = drawn(draw, kind, 21, whole_rows(kind, 200), dtype=dtype)
         assert torch.equal(unpacked(matrix), values_of(matrix))

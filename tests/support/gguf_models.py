@@ -99,23 +99,49 @@ def write(path: Path, architecture: str, fill: Change, max_tensors: int = 0) -> 
 
 
 def quantized(values: Array, kind: str, seed: int = 0) -> Array:
-    """The stored bytes of a tensor: its values rounded, or random K-quants, which `gguf` cannot
-    make, with small finite scales."""
+    """The stored bytes of a tensor: its values rounded, or random blocks with small finite scales
+    where `gguf` cannot round."""
     number = KINDS[kind]
     if kind in PYTHON_QUANTIZES:
         return gguf.quants.quantize(values, number)
     shape = gguf.quants.quant_shape_to_byte_shape(values.shape, number)
-    num_elements, num_bytes = gguf.GGML_QUANT_SIZES[number]
-    blocks = (*shape[:-1], values.shape[-1] // num_elements, num_bytes)
-    stored = np.random.default_rng(seed).integers(0, 256, blocks, dtype=np.uint8)
-    scale = np.frombuffer(np.float16(2.0**-8).tobytes(), np.uint8)
-    for begin in _SCALES[kind]:
-        stored[..., begin : begin + 2] = scale
+    num_elements, _ = gguf.GGML_QUANT_SIZES[number]
+    blocks = (*shape[:-1], values.shape[-1] // num_elements)
+    stored = random_blocks(kind, blocks, np.random.default_rng(seed), 2.0**-8)
     return stored.reshape(shape)
 
 
-_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-"""Where the float16 numbers of a block lie."""
+_SCALES = {
+    **dict.fromkeys(("Q2_K",), (80, 82)),
+    **dict.fromkeys(("Q4_K", "Q5_K", "Q4_1", "Q5_1"), (0, 2)),
+    **{"Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)},
+    **{"MXFP4": (), "NVFP4": (), "IQ1_M": ()},
+}
+"""Where the float16 numbers of a block lie, if not at its begin."""
+
+
+def random_blocks(
+    kind: str, shape: tuple[int, ...], rng: np.random.Generator, scale: float = 0
+) -> Array:
+    """Return blocks [*shape, bytes] of random bits with finite scales: random ones, or `scale`."""
+    num_bytes = gguf.GGML_QUANT_SIZES[KINDS[kind]][1]
+    stored = rng.integers(0, 256, (*shape, num_bytes), dtype=np.uint8)
+
+    def drawn() -> Array:
+        numbers = np.full(shape, scale) if scale else rng.uniform(-1, 1, shape)
+        return numbers.astype("<f2")[..., None]
+
+    for begin in _SCALES.get(kind, (0,)):
+        stored[..., begin : begin + 2] = drawn().view(np.uint8)
+    if kind == "MXFP4":
+        stored[..., 0] = rng.integers(0, 250, shape)
+    elif kind == "NVFP4":
+        stored[..., :4] = rng.integers(0, 127, (*shape, 4))
+    elif kind == "IQ1_M":
+        words = stored[..., 48:].view("<u2")
+        bits = drawn().view("<u2") >> np.arange(0, 16, 4, dtype=np.uint16) << 12
+        words[...] = words & 0x0FFF | bits
+    return stored
 
 
 def write_model(

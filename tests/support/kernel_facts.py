@@ -190,9 +190,12 @@ def check(found: list[Kernel], capability: int) -> None:
 
 def stack_allowed(kernel: Kernel, facts: Facts) -> int:
     """Return how many bytes a thread may keep in memory. Prompts' programs of latent attention to
-    FP8 keep a few registers there that they need behind their loops, as other attention does."""
-    is_latent = kernel["kernel"] == "attend_latents"
-    return SPILLED_BYTES if is_latent and kernel["has_float8"] else facts.stack_bytes
+    FP8 keep a few registers there that they need behind their loops, as other attention does;
+    products of some packed weights keep up to four."""
+    if kernel["kernel"] == "attend_latents" and kernel["has_float8"]:
+        return SPILLED_BYTES
+    is_packed_product = kernel["kernel"] in PIPELINED and "kind" in kernel
+    return max(facts.stack_bytes, 16 if is_packed_product else 0)
 
 
 def spills_allowed(kernel: Kernel, capability: int) -> int:

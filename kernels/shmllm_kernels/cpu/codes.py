@@ -2,6 +2,9 @@
 
     codes of a run of 64    bytes    where they lie
     8 bits                  64       in order
+    2 bits                  16       byte i has the elements i, 16 + i, 32 + i and 48 + i, from its
+                                     low bits on
+    3 bits                  24       as 2 bits; then bit j of a 64-bit word is bit 2 of element j
     4 bits                  32       byte i has element i in its low bits, 32 + i in its high bits
     5 bits                  40       as 4 bits; then bit j of a 64-bit word is bit 4 of element j
     6 bits                  48       as 4 bits; then bits 2 * (j // 16) and after of byte j % 16 are
@@ -26,7 +29,7 @@ RUN = 64
 """The number of elements whose codes lie together."""
 _HALF, _QUARTER = RUN // 2, RUN // 4
 _BIT, _BYTE = ir.IntType(1), ir.IntType(8)
-_LARGE_TABLE = 32
+_SMALL_TABLE, _LARGE_TABLE = 16, 32
 
 
 Words = Callable[[Emitter, Sequence[ir.Value], int], list[ir.Value]]
@@ -42,7 +45,7 @@ class Codes:
             element on as integers, one for each lane; a vector of up to half a run.
         numbers: (emitter, codes in a vector of LANES) -> the numbers, float32.
         num_bits: the size of the integers that `numbers` takes.
-        table: the numbers of all codes, if they are few.
+        table: the numbers of all codes, if they are few: 16 or 32, of which some may have no code.
         unit: what a number of 1 stands for, a power of two: it is multiplied to the scale, which
             changes no weight unless that is beyond 2**119.
         bytes: (emitter, address of a run) -> its codes as RUN unsigned bytes; None: numbers are no
@@ -88,10 +91,29 @@ def _read_nibbles(e: Emitter, source: ir.Value, first: int, vector: ir.VectorTyp
     return e.builder.lshr(wide, splat(vector, 4))
 
 
-def _read_5_bits(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType) -> ir.Value:
-    low = _read_nibbles(e, source, first, vector)
-    is_set = _load_mask(e, e.at(source, _HALF), first, vector.count)
-    return e.builder.or_(low, e.builder.select(is_set, splat(vector, 16), splat(vector, 0)))
+Read = Callable[[Emitter, ir.Value, int, ir.VectorType], ir.Value]
+
+
+def _read_2_bits(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType) -> ir.Value:
+    if vector.count > _QUARTER:
+        part = ir.VectorType(vector.element, _QUARTER)
+        firsts = range(first, first + vector.count, _QUARTER)
+        return _joined(e, *(_read_2_bits(e, source, each, part) for each in firsts))
+    read = _load_bytes(e, e.at(source, first % _QUARTER), vector.count)
+    moved = e.builder.lshr(e.builder.zext(read, vector), splat(vector, 2 * (first // _QUARTER)))
+    return e.builder.and_(moved, splat(vector, 3))
+
+
+def _with_highest_bit(read: Read, num_bits: int) -> Read:
+    """Reads codes of `num_bits` bits and one more."""
+    place = num_bits * RUN // 8
+
+    def joined(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType) -> ir.Value:
+        low, bit = read(e, source, first, vector), splat(vector, 1 << num_bits)
+        is_set = _load_mask(e, e.at(source, place), first, vector.count)
+        return e.builder.or_(low, e.builder.select(is_set, bit, splat(vector, 0)))
+
+    return joined
 
 
 def _load_mask(e: Emitter, address: ir.Value, first: int, count: int) -> ir.Value:
@@ -121,19 +143,40 @@ def _minus(bias: int) -> Callable[[Emitter, ir.Value], ir.Value]:
     )
 
 
+Numbers = Callable[[Emitter, ir.Value], ir.Value]
+
+
+def _chosen(table: Sequence[float]) -> Numbers:
+    """Chooses one of a table's numbers by the bits of codes, from the lowest on, for vectors that a
+    table does not fit into."""
+
+    def numbers(e: Emitter, codes: ir.Value) -> ir.Value:
+        left = [ir.Constant(e.vector, [number] * e.lanes) for number in table]
+        for bit in range((len(table) - 1).bit_length()):
+            moved = e.builder.lshr(codes, e.splat_int(bit))
+            is_set = e.builder.trunc(moved, ir.VectorType(_BIT, e.lanes))
+            pairs = zip(left[::2], left[1::2], strict=True)
+            left = [e.builder.select(is_set, high, low) for low, high in pairs]
+        return left[0]
+
+    return numbers
+
+
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers with a sign, two bits of exponent and one of mantissa, by their bits."""
-_DOUBLED = sum(int(2 * number) << 4 * code for code, number in enumerate(E2M1[:8]))
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The numbers of IQ4_NL and IQ4_XS of llama.cpp."""
 
 
-def _e2m1(e: Emitter, codes: ir.Value) -> ir.Value:
-    """Looks twice the magnitude up in an integer."""
-    b = e.builder
-    place = b.shl(b.and_(codes, e.splat_int(7)), e.splat_int(2))
-    doubled = b.and_(b.lshr(e.splat_int(_DOUBLED), place), e.splat_int(15))
-    magnitude = b.fmul(b.sitofp(doubled, e.vector), ir.Constant(e.vector, [0.5] * e.lanes))
-    sign = b.shl(b.and_(codes, e.splat_int(8)), e.splat_int(28))
-    return b.bitcast(b.or_(b.bitcast(magnitude, e.integers), sign), e.vector)
+def _with_signs(magnitudes: Sequence[float]) -> tuple[float, ...]:
+    return (*magnitudes, *(-each for each in magnitudes))
+
+
+IQ3_S = _with_signs((1, 3, 5, 7, 9, 11, 13, 15))
+IQ3_XXS = _with_signs((1, 3, 5, 7, 9, 11, 13, 15.5))
+IQ2 = _with_signs((1, 3.125, 5.375, 5.375))
+IQ1 = _with_signs((0.125, 0.875, 1.125, 1.125))
+"""The numbers of these types of llama.cpp, the highest bit of a code being their sign."""
 
 
 def _e4m3(e: Emitter, codes: ir.Value) -> ir.Value:
@@ -160,19 +203,32 @@ def _nibbles_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
     return _joined(e, low, e.builder.lshr(read, splat(read.type, 4)))
 
 
-def _5_bits_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
-    low = _nibbles_as_bytes(e, source)
-    is_set = _load_mask(e, e.at(source, _HALF), 0, RUN)
-    return e.builder.or_(low, e.builder.select(is_set, splat(low.type, 16), splat(low.type, 0)))
+AsBytes = Callable[[Emitter, ir.Value], ir.Value]
+
+
+def _2_bits_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
+    """Returns two bits of each element."""
+    b, read = e.builder, _load_bytes(e, source, _QUARTER)
+    quarters = [b.lshr(read, splat(read.type, shift)) for shift in (0, 2, 4, 6)]
+    joined = _joined(e, *(_joined(e, *quarters[i : i + 2]) for i in (0, 2)))
+    return b.and_(joined, splat(joined.type, 3))
+
+
+def _with_highest_bit_as_bytes(read: AsBytes, num_bits: int) -> AsBytes:
+    """As `_with_highest_bit`."""
+    place = num_bits * RUN // 8
+
+    def joined(e: Emitter, source: ir.Value) -> ir.Value:
+        low, is_set = read(e, source), _load_mask(e, e.at(source, place), 0, RUN)
+        bit = splat(low.type, 1 << num_bits)
+        return e.builder.or_(low, e.builder.select(is_set, bit, splat(low.type, 0)))
+
+    return joined
 
 
 def _6_bits_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
-    b, read = e.builder, _load_bytes(e, e.at(source, _HALF), _QUARTER)
-    quarters = [b.shl(read, splat(read.type, 4)), b.shl(read, splat(read.type, 2))]
-    quarters += [read, b.lshr(read, splat(read.type, 2))]
-    halves = [_joined(e, *quarters[i : i + 2]) for i in (0, 2)]
-    high = _joined(e, *halves)
-    return b.or_(_nibbles_as_bytes(e, source), b.and_(high, splat(high.type, 0x30)))
+    b, high = e.builder, _2_bits_as_bytes(e, e.at(source, _HALF))
+    return b.or_(_nibbles_as_bytes(e, source), b.shl(high, splat(high.type, 4)))
 
 
 def _bytes_plus_128(e: Emitter, source: ir.Value) -> ir.Value:
@@ -212,60 +268,60 @@ def _6_bits_as_words(e: Emitter, columns: Sequence[ir.Value], num_runs: int) -> 
     return out
 
 
-_FLOAT4_BIAS = 16
+def _look_up(e: Emitter, table: Sequence[int], codes: ir.Value) -> ir.Value:
+    """Looks bytes up in a register."""
+    entries = ir.Constant(codes.type, [*table] * (RUN // len(table)))
+    name = "llvm.x86.avx512.pshuf.b.512"
+    look_up = function(e.builder, name, codes.type, [codes.type, codes.type])
+    return e.builder.call(look_up, [entries, codes])
 
 
-def _e2m1_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
-    return _look_up_e2m1(e, _nibbles_as_bytes(e, source))
+_OF_BITS: dict[int, tuple[Read, AsBytes, Words | None]] = {
+    2: (_read_2_bits, _2_bits_as_bytes, None),
+    3: (_with_highest_bit(_read_2_bits, 2), _with_highest_bit_as_bytes(_2_bits_as_bytes, 2), None),
+    4: (_read_nibbles, _nibbles_as_bytes, _nibbles_as_words),
+    5: (
+        _with_highest_bit(_read_nibbles, 4), _with_highest_bit_as_bytes(_nibbles_as_bytes, 4), None,
+    ),
+    6: (_read_6_bits, _6_bits_as_bytes, _6_bits_as_words),
+}  # fmt: skip
+"""By the bits of a code."""
 
 
-def _e2m1_as_words(e: Emitter, columns: Sequence[ir.Value], num_runs: int) -> list[ir.Value]:
-    codes = [
-        e.builder.bitcast(words, ir.VectorType(_BYTE, RUN))
-        for words in _nibbles_as_words(e, columns, num_runs)
-    ]
-    return [e.builder.bitcast(_look_up_e2m1(e, each), e.integers) for each in codes]
-
-
-def _look_up_e2m1(e: Emitter, codes: ir.Value) -> ir.Value:
-    """Looks twice the number, plus the bias, up in a register."""
-    numbers = [int(2 * number) + _FLOAT4_BIAS for number in E2M1]
-    table = ir.Constant(codes.type, numbers * (RUN // len(numbers)))
-    look_up = function(
-        e.builder, "llvm.x86.avx512.pshuf.b.512", codes.type, [codes.type, codes.type]
-    )
-    return e.builder.call(look_up, [table, codes])
-
-
-def of_4_bits(bias: int = 0) -> Codes:
+def integers(num_bits: int, bias: int = 0) -> Codes:
     """Returns the codes that stand for integers from -bias on."""
-    table = tuple(float(code - bias) for code in range(16))
+    read, as_bytes, words = _OF_BITS[num_bits]
+    size = max(2**num_bits, _SMALL_TABLE)
+    table = tuple(float(code - bias) for code in range(size)) if size <= _LARGE_TABLE else ()
     return Codes(
-        _HALF, _read_nibbles, _minus(bias), table=table, bytes=_nibbles_as_bytes, byte_bias=bias,
-        words=_nibbles_as_words,
+        num_bits * RUN // 8, read, _minus(bias), table=table, bytes=as_bytes, byte_bias=bias,
+        words=words,
     )  # fmt: skip
 
 
-def of_5_bits(bias: int = 0) -> Codes:
-    """As `of_4_bits`."""
-    table = tuple(float(code - bias) for code in range(_LARGE_TABLE))
-    return Codes(
-        _HALF + RUN // 8, _read_5_bits, _minus(bias), table=table, bytes=_5_bits_as_bytes,
-        byte_bias=bias,
-    )  # fmt: skip
+def of_table(num_bits: int, table: Sequence[float], byte_bias: int, byte_unit: float = 1) -> Codes:
+    """Returns the codes that stand for the numbers of a table, in units for integer products."""
+    read, as_bytes, words = _OF_BITS[num_bits]
+    numbers = (*table, *(0.0 for _ in range(_SMALL_TABLE - len(table))))
+    entries = [int(number / byte_unit) + byte_bias for number in numbers]
 
+    def looked_up(e: Emitter, source: ir.Value) -> ir.Value:
+        return _look_up(e, entries, as_bytes(e, source))
 
-def of_6_bits(bias: int = 0) -> Codes:
-    """As `of_4_bits`."""
+    def looked_up_words(e: Emitter, columns: Sequence[ir.Value], num_runs: int) -> list[ir.Value]:
+        assert words is not None
+        found = [
+            e.builder.bitcast(each, ir.VectorType(_BYTE, RUN))
+            for each in words(e, columns, num_runs)
+        ]
+        return [e.builder.bitcast(_look_up(e, entries, each), e.integers) for each in found]
+
     return Codes(
-        _HALF + _QUARTER, _read_6_bits, _minus(bias), bytes=_6_bits_as_bytes, byte_bias=bias,
-        words=_6_bits_as_words,
+        num_bits * RUN // 8, read, _chosen(table), table=numbers, bytes=looked_up,
+        byte_bias=byte_bias, byte_unit=byte_unit, words=words and looked_up_words,
     )  # fmt: skip
 
 
 INT8 = Codes(RUN, _read_bytes, _minus(0), bytes=_bytes_plus_128, byte_bias=128)
-FLOAT4 = Codes(
-    _HALF, _read_nibbles, _e2m1, table=E2M1, bytes=_e2m1_as_bytes, byte_bias=_FLOAT4_BIAS,
-    byte_unit=0.5, words=_e2m1_as_words,
-)  # fmt: skip
+FLOAT4 = of_table(4, E2M1, 16, 0.5)
 FLOAT8 = Codes(RUN, _read_bytes, _e4m3, num_bits=16, unit=256.0)

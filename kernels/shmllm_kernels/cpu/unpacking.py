@@ -12,6 +12,13 @@
     q4_k                      4 bits      32          q * s + m           k
     q5_k                      5 bits      32          q * s + m           k
     q6_k                      6 bits      16          (q - 32) * s        k6
+    q2_k                      2 bits      16          q * s + m           k2
+    q3_k                      3 bits      16          (q - 4) * s         k6
+    ternary                   2 bits      64          (q - 1) * s         float16
+    iq4_nl, iq4_xs            iq4         32          number * s          float16, k8
+    iq3_s, iq3_xxs            of 4 bits   32          number * s          k8
+    iq2, iq1                  of 3 bits   16          number * s          k6
+    nvfp4                     e2m1        16          number * s          e4m3
     mxfp4                     e2m1        32          number * s          e8m0
     fp8                       e4m3        64          number * s          float32
     w4-g32-bf16, -g64-bf16    4 bits      32, 64      (q - 8) * s         bfloat16
@@ -41,11 +48,15 @@ from shmllm_kernels.cpu.codes import (
     FLOAT4,
     FLOAT8,
     INT8,
+    IQ1,
+    IQ2,
+    IQ3_S,
+    IQ3_XXS,
+    IQ4,
     RUN,
     Codes,
-    of_4_bits,
-    of_5_bits,
-    of_6_bits,
+    integers,
+    of_table,
     splat,
 )
 from shmllm_kernels.cpu.language import compiled, compiled_noinline, emitted
@@ -167,28 +178,39 @@ class Packing:
         return out
 
 
+_IQ4 = of_table(4, IQ4, 128)
 PACKINGS = {
     "int8": Packing(INT8, RUN, BY_COLUMN, "", is_padded=False, x_kinds=("bfloat16",)),
-    "int4": Packing(of_4_bits(8), 32, SCALED, "float16"),
-    "int4-g64": Packing(of_4_bits(8), 64, SCALED, "float16"),
+    "int4": Packing(integers(4, 8), 32, SCALED, "float16"),
+    "int4-g64": Packing(integers(4, 8), 64, SCALED, "float16"),
     "q8_0": Packing(INT8, 32, SCALED, "float16"),
-    "q4_1": Packing(of_4_bits(), 32, OFFSET, "float16"),
-    "q5_0": Packing(of_5_bits(16), 32, SCALED, "float16"),
-    "q5_1": Packing(of_5_bits(), 32, OFFSET, "float16"),
-    "q4_k": Packing(of_4_bits(), 32, OFFSET, "k"),
-    "q5_k": Packing(of_5_bits(), 32, OFFSET, "k"),
-    "q6_k": Packing(of_6_bits(32), 16, SCALED, "k6"),
+    "q4_1": Packing(integers(4), 32, OFFSET, "float16"),
+    "q5_0": Packing(integers(5, 16), 32, SCALED, "float16"),
+    "q5_1": Packing(integers(5), 32, OFFSET, "float16"),
+    "q4_k": Packing(integers(4), 32, OFFSET, "k"),
+    "q5_k": Packing(integers(5), 32, OFFSET, "k"),
+    "q6_k": Packing(integers(6, 32), 16, SCALED, "k6"),
+    "q2_k": Packing(integers(2), 16, OFFSET, "k2"),
+    "q3_k": Packing(integers(3, 4), 16, SCALED, "k6"),
+    "ternary": Packing(integers(2, 1), 64, SCALED, "float16"),
+    "iq4_nl": Packing(_IQ4, 32, SCALED, "float16"),
+    "iq4_xs": Packing(_IQ4, 32, SCALED, "k8"),
+    "iq3_s": Packing(of_table(4, IQ3_S, 16), 32, SCALED, "k8"),
+    "iq3_xxs": Packing(of_table(4, IQ3_XXS, 64, 0.25), 32, SCALED, "k8"),
+    "iq2": Packing(of_table(3, IQ2, 64, 0.125), 16, SCALED, "k6"),
+    "iq1": Packing(of_table(3, IQ1, 16, 0.125), 16, SCALED, "k6"),
+    "nvfp4": Packing(FLOAT4, 16, SCALED, "e4m3"),
     "mxfp4": Packing(FLOAT4, 32, SCALED, "e8m0"),
     "fp8": Packing(FLOAT8, 64, SCALED, "float32"),
     "w8-g64-f16": Packing(INT8, 64, SCALED, "float16"),
     **{
         f"{name}-g{group}-{short}": Packing(codes, group, form, dtype)
-        for name, codes, form in (("w4", of_4_bits(8), SCALED), ("w8", INT8, SCALED))
+        for name, codes, form in (("w4", integers(4, 8), SCALED), ("w8", INT8, SCALED))
         for group in (32, 64)
         for short, dtype in (("bf16", "bfloat16"), ("f32", "float32"))
     },
     **{
-        f"w4z-g{group}-{short}": Packing(of_4_bits(), group, ZERO, dtype)
+        f"w4z-g{group}-{short}": Packing(integers(4), group, ZERO, dtype)
         for group in (32, 64)
         for short, dtype in (("f16", "float16"), ("bf16", "bfloat16"), ("f32", "float32"))
     },

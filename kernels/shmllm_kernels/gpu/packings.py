@@ -2,6 +2,9 @@
 
     codes of 64 elements    bytes    where they lie
     8 bits                  64       in order
+    2 bits                  16       byte i has the elements i, 16 + i, 32 + i and 48 + i, from its
+                                     low bits on
+    3 bits                  24       as 2 bits; then bit j of 64 is bit 2 of element j
     4 bits                  32       byte i has element i in its low bits, 32 + i in its high bits
     5 bits                  40       as 4 bits; then bit j of 64 is bit 4 of element j
     6 bits                  48       as 4 bits; then bits 2 * (j // 16) and after of byte j % 16 are
@@ -15,15 +18,21 @@ scales of its groups, then their offsets or zeros:
     row     1 float32 for a row    exactly
     e8m0    1 byte b               2 ** (b - 127); b = 0 is subnormal
     k       20 bytes for 4 runs    d * s0, d * s1, -(dmin * m0), -(dmin * m1) of each run
+    k2      20 bytes for 4 runs    d * s of the 4 groups of each run, and then -(dmin * m)
     k6      18 bytes for 4 runs    d * s for each of the 16 groups
+    k8      10 bytes for 4 runs    d * s for each of the 8 groups
+    e4m3    8 bytes for 1 run      d * s for each of the 4 groups
 
-A record "k" has d and dmin, float16, and for each run s0, s1, m0 and m1, uint8; "k6" has d and
-then s for each group, int8. `unpacking` has the code that reads this; this module must not know
-kernels.
+A record "k" has d and dmin, float16, and for each run s0, s1, m0 and m1, uint8; "k2" has d, dmin
+and a byte for each group, s in its low bits, m in its high bits; "k6" and "k8" have d and then s
+for each group, int8; "e4m3" has d, float32, and s for each group in that format. `unpacking` has
+the code that reads this; this module must not know kernels.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,16 +51,37 @@ class Codes:
         bits: the size of a code.
         shift: how far the exponent and mantissa of a code are from those of a float16; 0: codes
             are integers.
-        unit: what that float16 is multiplied by, a power of two.
+        unit: what that float16, or an entry of the table, is multiplied by, a power of two.
+        table: the numbers of the codes from 0 and from 8 on, each an integer of 8 bytes, from its
+            lowest byte on; empty: codes have no table.
     """
 
     bits: int
     shift: int = 0
     unit: float = 1.0
+    table: tuple[int, int] | tuple[()] = ()
 
 
-NIBBLE, FIVE, SIX, BYTE = (Codes(bits) for bits in (4, 5, 6, 8))
+def _of_table(bits: int, numbers: Sequence[float], unit: float = 1.0) -> Codes:
+    """Codes that stand for the numbers of a table: integers of a byte in units."""
+    own = [int(number / unit) for number in numbers]
+    entries = struct.pack("16b", *own, *([0] * (16 - len(own))))
+    low, high = struct.unpack("<2q", entries)
+    return Codes(bits, unit=unit, table=(low, high))
+
+
+def _signed(bits: int, magnitudes: Sequence[float], unit: float = 1.0) -> Codes:
+    """Codes whose highest bit is the sign of a magnitude."""
+    return _of_table(bits, (*magnitudes, *(-each for each in magnitudes)), unit)
+
+
+TWO, THREE, NIBBLE, FIVE, SIX, BYTE = (Codes(bits) for bits in (2, 3, 4, 5, 6, 8))
 E2M1, E4M3 = Codes(4, 9, 2.0**14), Codes(8, 7, 2.0**8)
+IQ4 = _of_table(4, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
+IQ3_S = _signed(4, (1, 3, 5, 7, 9, 11, 13, 15))
+IQ3_XXS = _signed(4, (1, 3, 5, 7, 9, 11, 13, 15.5), 2.0**-2)
+IQ2 = _signed(3, (1, 3.125, 5.375, 5.375), 2.0**-3)
+IQ1 = _signed(3, (0.125, 0.875, 1.125, 1.125), 2.0**-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +90,8 @@ class Packing:
 
     Attributes:
         codes: how numbers are stored.
-        group: the number of elements that share parameters: 16 if they are stored as "k6", else
-            32 or more.
+        group: the number of elements that share parameters: 16 if they are stored as "k2", "k6" or
+            "e4m3", else 32 or more.
         form: what a number q means: "scaled": (q - bias) * s; "offset": q * s + m; "zero":
             (q - z) * s. Each operation is rounded to float32 by itself.
         stored: how parameters are stored.
@@ -88,9 +118,9 @@ class Packing:
     @property
     def word(self) -> torch.dtype | None:
         """What kernels read parameters as; None: the dtype of their memory."""
-        if self.is_paired or self.stored == "k":
+        if self.is_paired or self.stored in ("k", "k2", "e4m3"):
             return torch.int32
-        return torch.int16 if self.stored == "k6" else None
+        return torch.int16 if self.stored in ("k6", "k8") else None
 
 
 PACKINGS = {
@@ -104,6 +134,16 @@ PACKINGS = {
     "q4_k": Packing(NIBBLE, 32, "offset", "k"),
     "q5_k": Packing(FIVE, 32, "offset", "k"),
     "q6_k": Packing(SIX, 16, "scaled", "k6", 32),
+    "q2_k": Packing(TWO, 16, "offset", "k2"),
+    "q3_k": Packing(THREE, 16, "scaled", "k6", 4),
+    "ternary": Packing(TWO, 64, "scaled", "float16", 1),
+    "iq4_nl": Packing(IQ4, 32, "scaled", "float16"),
+    "iq4_xs": Packing(IQ4, 32, "scaled", "k8"),
+    "iq3_s": Packing(IQ3_S, 32, "scaled", "k8"),
+    "iq3_xxs": Packing(IQ3_XXS, 32, "scaled", "k8"),
+    "iq2": Packing(IQ2, 16, "scaled", "k6"),
+    "iq1": Packing(IQ1, 16, "scaled", "k6"),
+    "nvfp4": Packing(E2M1, 16, "scaled", "e4m3"),
     "mxfp4": Packing(E2M1, 32, "scaled", "e8m0"),
     "fp8": Packing(E4M3, 64, "scaled", "float32"),
     "w8-g64-f16": Packing(BYTE, 64, "scaled", "float16"),

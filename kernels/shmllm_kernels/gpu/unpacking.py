@@ -56,12 +56,17 @@ def _codes(code_rows, run, is_there, width, lane, HALF: tl.constexpr, PACKING: t
             element = run * 64 + HALF * 32 + lane
             mask = mask & (element < width)
         return tl.load(rows + (HALF * 32 + lane), mask=mask, other=0).to(tl.int32)
-    low = tl.load(rows + lane, mask=mask, other=0).to(tl.int32)
-    code = (low >> (4 * HALF)) & 15
-    if bits == 5:
-        words = (code_rows + (run * 40 + 32 + 4 * HALF)).to(tl.pointer_type(tl.int32))
+    if bits < 4:
+        low = tl.load(rows + lane % 16, mask=mask, other=0).to(tl.int32)
+        code = (low >> (4 * HALF + 2 * (lane // 16))) & 3
+    else:
+        low = tl.load(rows + lane, mask=mask, other=0).to(tl.int32)
+        code = (low >> (4 * HALF)) & 15
+    if bits % 2 == 1:
+        place: tl.constexpr = 8 * (bits - 1) + 4 * HALF
+        words = (code_rows + (run * (8 * bits) + place)).to(tl.pointer_type(tl.int32))
         high = tl.load(words, mask=is_there, other=0)[None, :]
-        code = code | (((high >> lane) & 1) << 4)
+        code = code | (((high >> lane) & 1) << (bits - 1))
     elif bits == 6:
         high = tl.load(rows + (32 + lane % 16), mask=mask, other=0).to(tl.int32)
         code = code | (((high >> (4 * HALF + 2 * (lane // 16))) & 3) << 4)
@@ -72,15 +77,27 @@ def _codes(code_rows, run, is_there, width, lane, HALF: tl.constexpr, PACKING: t
 def _numbers(code, PACKING: tl.constexpr):
     """Returns the numbers that codes stand for, less the bias, float32."""
     codes: tl.constexpr = PACKING.codes
-    if codes.shift == 0:
+    if len(codes.table) > 0:
+        first = tl.full(code.shape, codes.table[0], tl.int64)
+        second = tl.full(code.shape, codes.table[1], tl.int64)
+        entry = (tl.where(code < 8, first, second) >> (8 * (code & 7))).to(tl.int32)
+        return ((entry << 24) >> 24).to(tl.float32) * codes.unit
+    elif codes.shift == 0:
         return (code - PACKING.bias).to(tl.float32)
-    sign: tl.constexpr = 1 << (codes.bits - 1)
+    else:
+        return _small_float(code, codes.bits, codes.shift, codes.unit)
+
+
+@triton.jit
+def _small_float(code, BITS: tl.constexpr, SHIFT: tl.constexpr, UNIT: tl.constexpr):
+    """Returns floating numbers of so many bits as float32; see `packings.Codes`."""
+    sign: tl.constexpr = 1 << (BITS - 1)
     magnitude = code & (sign - 1)
-    half = magnitude << codes.shift
-    if codes.bits == 8:  # the largest code of e4m3 is no number
+    half = magnitude << SHIFT
+    if BITS == 8:  # the largest code of e4m3 is no number
         half = tl.where(magnitude == sign - 1, 0x7E00, half)
-    half = half | ((code & sign) << (16 - codes.bits))
-    return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * codes.unit
+    half = half | ((code & sign) << (16 - BITS))
+    return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * UNIT
 
 
 @triton.jit
@@ -88,13 +105,23 @@ def _parameters(parameter_rows, run, is_there, lane, HALF: tl.constexpr, PACKING
     """Returns the scales of half a run and its offsets or zeros, float32, [1, N] each, or [32, N]
     if it has several groups."""
     stored: tl.constexpr = PACKING.stored
-    if stored == "k6":
-        first, second = _of_small_record(parameter_rows + run // 4 * 9, run % 4, is_there, HALF)
-        scale = tl.where(lane < 16, first[None, :], second[None, :])
+    if PACKING.group == 16:
+        is_first = lane < 16
+        if stored == "k2":
+            scales, others = _of_nibbles(parameter_rows + run // 4 * 5, run % 4, is_there, HALF)
+            return _of_lanes(is_first, scales), _of_lanes(is_first, others)
+        elif stored == "k6":
+            scales = _of_small_record(parameter_rows + run // 4 * 9, run % 4, is_there, HALF)
+        else:
+            scales = _of_float8(parameter_rows + run * 2, is_there, HALF)
+        scale = _of_lanes(is_first, scales)
         return scale, scale
     else:
         if stored == "k":
             scale, other = _of_record(parameter_rows + run // 4 * 5, run % 4, is_there, HALF)
+        elif stored == "k8":
+            scale = _of_short_record(parameter_rows + run // 4 * 5, run % 4, is_there, HALF)
+            other = scale
         else:
             group: tl.constexpr = HALF * 32 // PACKING.group
             scale = _parameter(parameter_rows, run, is_there, group, PACKING)
@@ -103,6 +130,12 @@ def _parameters(parameter_rows, run, is_there, lane, HALF: tl.constexpr, PACKING
                 behind: tl.constexpr = 64 // PACKING.group + group
                 other = _parameter(parameter_rows, run, is_there, behind, PACKING)
         return scale[None, :], other[None, :]
+
+
+@triton.jit
+def _of_lanes(is_first, pair):
+    """Returns the parameters of two groups, each for its lanes."""
+    return tl.where(is_first, pair[0][None, :], pair[1][None, :])
 
 
 @triton.jit
@@ -142,6 +175,36 @@ def _of_small_record(record, run, is_there, HALF: tl.constexpr):
     d = _half(tl.load(record, mask=is_there, other=0))
     pair = tl.load(record + 1 + run * 2 + HALF, mask=is_there, other=0).to(tl.int32)
     return ((pair << 24) >> 24).to(tl.float32) * d, (pair >> 8).to(tl.float32) * d
+
+
+@triton.jit
+def _of_short_record(record, run, is_there, HALF: tl.constexpr):
+    """Returns the scale of a half of one of the runs of a record "k8", [N]."""
+    d = _half(tl.load(record, mask=is_there, other=0))
+    pair = tl.load(record + 1 + run, mask=is_there, other=0).to(tl.int32)
+    factor = pair >> 8 if HALF else (pair << 24) >> 24
+    return factor.to(tl.float32) * d
+
+
+@triton.jit
+def _of_nibbles(record, run, is_there, HALF: tl.constexpr):
+    """Returns the two scales and the two offsets of a half of one of the runs of a record "k2"."""
+    halves = tl.load(record, mask=is_there, other=0)
+    factors = tl.load(record + 1 + run, mask=is_there, other=0) >> (16 * HALF)
+    d, dmin = _half(halves), _half(halves >> 16)
+    scales = (factors & 15).to(tl.float32) * d, ((factors >> 8) & 15).to(tl.float32) * d
+    first, second = (factors >> 4) & 15, (factors >> 12) & 15
+    return scales, (-(first.to(tl.float32) * dmin), -(second.to(tl.float32) * dmin))
+
+
+@triton.jit
+def _of_float8(words, is_there, HALF: tl.constexpr):
+    """Returns the two scales of a half of a run, stored as "e4m3"."""
+    d = tl.load(words, mask=is_there, other=0).to(tl.float32, bitcast=True)
+    factors = tl.load(words + 1, mask=is_there, other=0) >> (16 * HALF)
+    first = _small_float(factors & 255, 8, 7, 256.0)
+    second = _small_float((factors >> 8) & 255, 8, 7, 256.0)
+    return first * d, second * d
 
 
 @triton.jit

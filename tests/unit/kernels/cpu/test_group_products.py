@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from support.cpu_kernels import NEEDS_INT8, guarded, run_kernel
-from support.packed_matrices import LAYOUTS, PackedMatrix, drawn_matrix, values_of
-from support.variants import each_once
+from support.packed_matrices import (
+    LAYOUTS,
+    RECORD_BYTES,
+    USUAL,
+    PackedMatrix,
+    drawn_matrix,
+    values_of,
+)
+from support.variants import each_once, slow
 from torch import Tensor
 
 from shmllm_kernels.cpu.group_products import MULTIPLY, X_KINDS
@@ -18,6 +25,8 @@ from tests.unit.kernels.cpu.test_unpacking import usable
 pytestmark = NEEDS_INT8
 BYTE_KINDS = [kind for kind in LAYOUTS if kind != "fp8"]
 DTYPES = ("int8", "int16")
+USUAL_PAIRS = each_once([kind for kind in BYTE_KINDS if kind in USUAL], DTYPES)
+OTHER_PAIRS = [slow(kind, dtype) for kind in BYTE_KINDS if kind not in USUAL for dtype in DTYPES]
 
 
 def rounded(x: Tensor, kind: str, num_threads: int = 2) -> Tensor:
@@ -93,14 +102,15 @@ def exact_matrix(rows: int, k: int, kind: str) -> PackedMatrix:
     matrix, layout = drawn_matrix(rows, k, kind), LAYOUTS[kind]
     if layout.stored == "e8m0":
         matrix.scales.fill_(128)
-    elif layout.stored == "k":
-        records = matrix.scales.view(rows, -1, 20)
-        records[..., :4] = torch.ones(2, dtype=torch.float16).view(torch.uint8)
-        records[..., 4:] %= 4
-    elif layout.stored == "k6":
-        records = matrix.scales.view(rows, -1, 18)
-        records[..., :2] = torch.ones(1, dtype=torch.float16).view(torch.uint8)
-        records[..., 2:] %= 4
+    elif layout.stored in RECORD_BYTES:
+        count = 4 if layout.form == "offset" else 2
+        records = matrix.scales.view(rows, -1, RECORD_BYTES[layout.stored])
+        records[..., :count] = torch.ones(count // 2, dtype=torch.float16).view(torch.uint8)
+        records[..., count:] &= 0x33 if layout.stored == "k2" else 3
+    elif layout.stored == "e4m3":
+        runs = matrix.scales.view(rows, -1, 8)
+        runs[..., :4] = torch.ones(1).view(torch.uint8)
+        runs[..., 4:] = 0x38 + runs[..., 4:] % 2 * 8  # 1 or 2
     else:
         dtype = getattr(torch, layout.stored)
         numbers = matrix.scales.view(dtype)
@@ -109,7 +119,7 @@ def exact_matrix(rows: int, k: int, kind: str) -> PackedMatrix:
     return matrix
 
 
-@pytest.mark.parametrize(("kind", "dtype"), each_once(BYTE_KINDS, DTYPES))
+@pytest.mark.parametrize(("kind", "dtype"), [*USUAL_PAIRS, *OTHER_PAIRS])
 def test_integers_are_added_exactly(kind: str, dtype: str) -> None:
     """The activations are integers, and the largest one of a group makes its scale a power of two,
     so that nothing is rounded."""
@@ -123,7 +133,7 @@ def test_integers_are_added_exactly(kind: str, dtype: str) -> None:
         assert torch.equal(multiply_rounded(x, matrix, dtype, num_threads=2).double(), expected)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), each_once(BYTE_KINDS, DTYPES))
+@pytest.mark.parametrize(("kind", "dtype"), [*USUAL_PAIRS, *OTHER_PAIRS])
 def test_products_equal_float64_and_have_the_same_bits_in_any_batch(kind: str, dtype: str) -> None:
     for columns, k in ((1, 40), (13, 96), (50, 1300), (96, 2304)):
         matrix = drawn_matrix(columns, usable(k, kind), kind)

@@ -10,7 +10,14 @@ import pytest
 import support.narrow_vectors
 import torch
 from support.cpu_kernels import NEEDS_BFLOAT16, guarded, run_kernel
-from support.packed_matrices import LAYOUTS, PackedMatrix, depth_step, drawn_matrix, values_of
+from support.packed_matrices import (
+    LAYOUTS,
+    USUAL,
+    PackedMatrix,
+    depth_step,
+    drawn_matrix,
+    values_of,
+)
 from support.variants import slow
 from torch import Tensor
 
@@ -21,8 +28,6 @@ from shmllm_kernels.cpu.simd import LANES
 from shmllm_kernels.cpu.unpacking import PACKINGS
 from tests.unit.kernels.cpu.test_products import assert_close, multiply
 
-USUAL = ("q8_0", "q5_1", "q4_k", "q6_k", "mxfp4", "fp8", "w4z-g32-bf16")
-"""Kinds that together have all codes, all forms and all parameters."""
 KINDS = [kind if kind in USUAL else slow(kind) for kind in LAYOUTS]
 X_KINDS = ["float32", pytest.param("bfloat16", marks=NEEDS_BFLOAT16)]
 
@@ -100,7 +105,11 @@ def test_all_powers_of_two() -> None:
 
 @pytest.mark.parametrize(
     ("lanes", "kinds"),
-    [(8, ("q5_k", "fp8")), (4, ("q6_k", "mxfp4")), *(slow(n, tuple(LAYOUTS)) for n in (8, 4))],
+    [
+        (8, ("q5_k", "fp8", "iq2")),
+        (4, ("q6_k", "mxfp4", "q2_k")),
+        *(slow(n, tuple(LAYOUTS)) for n in (8, 4)),
+    ],
 )
 def test_weights_have_the_same_bits_in_narrower_vectors(lanes: int, kinds: tuple[str, ...]) -> None:
     if lanes > LANES:
