@@ -22,7 +22,12 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from shmllm_kernels.cpu.shuffles import transposed, transposed_eights, transposed_fours
+from shmllm_kernels.cpu.shuffles import (
+    transposed,
+    transposed_eights,
+    transposed_fours,
+    transposed_twos,
+)
 from shmllm_kernels.cpu.simd import INT32, Emitter, function
 
 RUN = 64
@@ -33,6 +38,7 @@ _SMALL_TABLE, _LARGE_TABLE = 16, 32
 
 
 Words = Callable[[Emitter, Sequence[ir.Value], int], list[ir.Value]]
+RunWords = Callable[[Emitter, Sequence[ir.Value]], list[ir.Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +260,43 @@ def _nibbles_as_words(e: Emitter, columns: Sequence[ir.Value], num_runs: int) ->
     return out
 
 
-def _6_bits_as_words(e: Emitter, columns: Sequence[ir.Value], num_runs: int) -> list[ir.Value]:
-    if num_runs == 2:
-        behind = [e.at(column, _HALF + _QUARTER) for column in columns]
-        return _6_bits_as_words(e, columns, 1) + _6_bits_as_words(e, behind, 1)
+def _by_run(words: RunWords, num_bits: int) -> Words:
+    """Returns the words of each run by itself."""
+
+    def of_runs(e: Emitter, columns: Sequence[ir.Value], num_runs: int) -> list[ir.Value]:
+        places = [num_bits * RUN // 8 * run for run in range(num_runs)]
+        return [
+            word for place in places for word in words(e, [e.at(each, place) for each in columns])
+        ]
+
+    return of_runs
+
+
+def _2_bits_as_words(e: Emitter, columns: Sequence[ir.Value]) -> list[ir.Value]:
+    b, mask = e.builder, e.splat_int(0x03030303)
+    stored = transposed_fours(e, [_load_words(e, column, _QUARTER // 4) for column in columns])
+    return [b.and_(b.lshr(stored[i % 4], e.splat_int(2 * (i // 4))), mask) for i in range(RUN // 4)]
+
+
+def _with_highest_bit_as_words(words: RunWords, num_bits: int) -> RunWords:
+    """As `_with_highest_bit`. The bits of four elements are looked up in a register."""
+    spread = [sum((four >> i & 1) << (8 * i + num_bits) for i in range(4)) for four in range(16)]
+
+    def joined(e: Emitter, columns: Sequence[ir.Value]) -> list[ir.Value]:
+        b, places = e.builder, [e.at(column, num_bits * RUN // 8) for column in columns]
+        masks = transposed_twos(e, [_load_words(e, place, RUN // 32) for place in places])
+        name = "llvm.x86.avx512.permvar.si.512"
+        look_up = function(b, name, e.integers, [e.integers] * 2)
+        out = []
+        for i, low in enumerate(words(e, columns)):
+            fours = b.lshr(masks[i // 8], e.splat_int(4 * (i % 8)))
+            out.append(b.or_(low, b.call(look_up, [ir.Constant(e.integers, spread), fours])))
+        return out
+
+    return joined
+
+
+def _6_bits_as_words(e: Emitter, columns: Sequence[ir.Value]) -> list[ir.Value]:
     b, places = e.builder, [e.at(column, _HALF) for column in columns]
     stored = transposed_fours(e, [_load_words(e, place, _QUARTER // 4) for place in places])
     out = []
@@ -277,13 +316,16 @@ def _look_up(e: Emitter, table: Sequence[int], codes: ir.Value) -> ir.Value:
 
 
 _OF_BITS: dict[int, tuple[Read, AsBytes, Words | None]] = {
-    2: (_read_2_bits, _2_bits_as_bytes, None),
-    3: (_with_highest_bit(_read_2_bits, 2), _with_highest_bit_as_bytes(_2_bits_as_bytes, 2), None),
+    2: (_read_2_bits, _2_bits_as_bytes, _by_run(_2_bits_as_words, 2)),
+    3: (
+        _with_highest_bit(_read_2_bits, 2), _with_highest_bit_as_bytes(_2_bits_as_bytes, 2),
+        _by_run(_with_highest_bit_as_words(_2_bits_as_words, 2), 3),
+    ),
     4: (_read_nibbles, _nibbles_as_bytes, _nibbles_as_words),
     5: (
         _with_highest_bit(_read_nibbles, 4), _with_highest_bit_as_bytes(_nibbles_as_bytes, 4), None,
     ),
-    6: (_read_6_bits, _6_bits_as_bytes, _6_bits_as_words),
+    6: (_read_6_bits, _6_bits_as_bytes, _by_run(_6_bits_as_words, 6)),
 }  # fmt: skip
 """By the bits of a code."""
 

@@ -70,10 +70,16 @@ def transposed_fours(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
     return _transposed_parts(e, [_joined(e, rows[i::4]) for i in range(4)])
 
 
+def transposed_twos(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
+    """Returns the columns of 16 rows of two numbers: two vectors."""
+    halves = [_joined(e, rows[i : i + 8]) for i in (0, 8)]
+    return [_pair(e, halves, range(column, 2 * _WIDTH, 2)) for column in (0, 1)]
+
+
 def _joined(e: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
-    """Returns the numbers of two or four vectors one after the other."""
+    """Returns the numbers of two, four or eight vectors one after the other."""
     if len(parts) > 2:
-        parts = [_joined(e, parts[i : i + 2]) for i in (0, 2)]
+        parts = [_joined(e, half) for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :])]
     count = parts[0].type.count
     lanes = ir.Constant(ir.VectorType(INT32, 2 * count), list(range(2 * count)))
     return e.builder.shuffle_vector(*parts, lanes)
