@@ -8,15 +8,19 @@ Rounding = Literal["int8", "int4", "int4-g64"]
 """What matrices can be rounded to while they are loaded or updated."""
 
 StoredMethodName = Literal[
+    "auto-round",
     "awq",
     "auto_awq",
     "awq_marlin",
+    "bitsandbytes",
     "compressed-tensors",
     "fp8",
     "gguf",
     "gptq",
     "auto_gptq",
     "gptq_marlin",
+    "modelopt",
+    "modelopt_fp4",
     "mxfp4",
     "gpt_oss_mxfp4",
 ]
@@ -27,15 +31,19 @@ Quantization = Literal[Rounding, StoredMethodName]
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 
 STORED_METHODS: dict[StoredMethodName, str] = {
+    "auto-round": "auto-round",
     "awq": "awq",
     "auto_awq": "awq",
     "awq_marlin": "awq",
+    "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed-tensors",
     "fp8": "fp8",
     "gguf": "gguf",
     "gptq": "gptq",
     "auto_gptq": "gptq",
     "gptq_marlin": "gptq",
+    "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
     "mxfp4": "mxfp4",
     "gpt_oss_mxfp4": "mxfp4",
 }

@@ -275,13 +275,13 @@ def _gguf_contents(path: Path) -> Contents:
 
 def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] | None) -> Contents:
     from shmllm.models.config import ModelConfig
-    from shmllm.models.config_file import read_fields
+    from shmllm.models.config_file import read_config, read_fields
     from shmllm.models.quantization_methods import METHODS
 
     config_path = path / CONFIG
     architecture = method = ""
     try:
-        config = read_json_object(config_path)
+        config = read_config(path)
         names = config.get("architectures")
         if isinstance(names, list) and names and isinstance(names[0], str):
             architecture = names[0] if names[0].isprintable() else ""

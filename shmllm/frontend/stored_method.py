@@ -45,10 +45,10 @@ def _method_of(directory: Path) -> str | None:
     """Returns how a checkpoint is stored; None: it is not quantized."""
     if (directory / IDENTITY).is_file():
         return GGUF
-    from shmllm.models.config_file import text_fields
-    from shmllm.models.fields import Fields, read_json_object
+    from shmllm.models.config_file import read_config, text_fields
+    from shmllm.models.fields import Fields
     from shmllm.models.quantization_methods import quantization_fields
 
-    path = directory / "config.json"
-    fields = quantization_fields(text_fields(Fields(read_json_object(path), str(path))))
+    where = str(directory / "config.json")
+    fields = quantization_fields(text_fields(Fields(read_config(directory), where)))
     return None if fields is None else fields.text("quant_method")

@@ -12,7 +12,7 @@ A code of few bits is the number itself, or stands for one of a table:
 e2m1      4 bits: a sign, two bits of exponent, one of mantissa
 iq3_s     4 bits: a sign, and which of 8 magnitudes; iq3_xxs likewise
 iq2       3 bits: a sign, and which of 3 magnitudes; iq1 likewise
-iq4       4 bits: which of 16 numbers
+iq4       4 bits: which of 16 numbers; nf4 likewise
 """
 
 from __future__ import annotations
@@ -23,23 +23,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shmllm_kernels import code_tables
+
 RUN = 64
 """The number of elements in a run."""
 HALF = RUN // 2
-
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32)
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""The numbers of llama.cpp's IQ4_NL and IQ4_XS (kvalues_iq4nl of ggml-common.h)."""
-MAGNITUDES = {
-    "e2m1": tuple(E2M1.tolist()),
-    "iq3_s": (1, 3, 5, 7, 9, 11, 13, 15),
-    "iq3_xxs": (1, 3, 5, 7, 9, 11, 13, 15.5),
-    "iq2": (1, 3.125, 5.375, 5.375),
-    "iq1": (0.125, 0.875, 1.125, 1.125),
-}
-"""The magnitudes of tables whose codes have a sign, above them. Of the types IQ1 to IQ3 of
-llama.cpp these are all magnitudes in the grids of ggml-common.h, those of IQ3 divided by 4 and
-those of IQ2 by 8; of IQ1, 1/8 more and less than 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,22 +172,23 @@ def _nearest(numbers: Tensor, ascending: Tensor) -> Tensor:
     return torch.bucketize(numbers.contiguous(), bounds).to(torch.uint8)
 
 
-def _signed(bits: int, magnitudes: Sequence[float]) -> Codes:
+def _signed(numbers: Sequence[float]) -> Codes:
     """Codes of a sign, the highest bit, and the place of a magnitude."""
-    table = torch.tensor(magnitudes, dtype=torch.float32)
-    first = 1 if magnitudes[0] == 0 else 0  # there is no -0
+    table, bits = torch.tensor(numbers), (len(numbers) - 1).bit_length()
+    magnitudes = table[: len(table) // 2]
+    first = 1 if numbers[0] == 0 else 0  # there is no -0
 
     def code(numbers: Tensor) -> Tensor:
-        places = _nearest(numbers.abs(), table)
+        places = _nearest(numbers.abs(), magnitudes)
         is_negative = (places >= first).logical_and_(numbers < 0)
         return places | is_negative.to(torch.uint8) << (bits - 1)
 
-    return _of_table(bits, torch.cat([table, -table]), code)
+    return _of_table(bits, table, code)
 
 
-def _ascending(bits: int, numbers: Sequence[float]) -> Codes:
-    table = torch.tensor(numbers, dtype=torch.float32)
-    return _of_table(bits, table, lambda numbers: _nearest(numbers, table))
+def _ascending(numbers: Sequence[float]) -> Codes:
+    table = torch.tensor(numbers)
+    return _of_table((len(table) - 1).bit_length(), table, lambda numbers: _nearest(numbers, table))
 
 
 def _store_8(numbers: Tensor, memory: Tensor) -> None:
@@ -219,9 +208,11 @@ CODES = {
     **{str(bits): _integers(bits) for bits in _BITS},
     "8": Codes(RUN, lambda memory: memory.float(), _store_8, torch.int8),
     "e4m3": Codes(RUN, _numbers_e4m3, _store_e4m3),
-    "iq4": _ascending(4, IQ4),
-    **{
-        name: _signed(len(magnitudes).bit_length(), magnitudes)
-        for name, magnitudes in MAGNITUDES.items()
-    },
+    "e2m1": _signed(code_tables.E2M1),
+    "iq3_s": _signed(code_tables.IQ3_S),
+    "iq3_xxs": _signed(code_tables.IQ3_XXS),
+    "iq2": _signed(code_tables.IQ2),
+    "iq1": _signed(code_tables.IQ1),
+    "iq4": _ascending(code_tables.IQ4),
+    "nf4": _ascending(code_tables.NF4),
 }

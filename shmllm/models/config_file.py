@@ -33,6 +33,26 @@ _OUTER_FIELDS = (
 ``text_config``, which may have them, too."""
 
 
+OF_MODELOPT = "hf_quant_config.json"
+"""What older versions of modelopt wrote in place of config.json's ``quantization_config``."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Returns what a directory's config.json has, and how its weights are quantized if another file
+    says so.
+
+    Raises:
+        EngineStartError: a file is missing or malformed.
+    """
+    values = read_json_object(path / "config.json")
+    other = path / OF_MODELOPT
+    if not values.get("quantization_config") and other.is_file():
+        found = read_json_object(other).get("quantization")
+        if isinstance(found, Mapping):
+            values["quantization_config"] = {"quant_method": "modelopt", **found}
+    return values
+
+
 def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Fields:
     """Returns the fields of a model's config.json; those of the language model of a multimodal one.
 
@@ -46,7 +66,7 @@ def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Field
     config_path = path / "config.json"
     if not config_path.is_file():
         raise EngineStartError(f"no model in {path}: looked for {config_path}")
-    values = _merged(read_json_object(config_path), overrides or {})
+    values = _merged(read_config(path), overrides or {})
     return text_fields(Fields(values, str(config_path)))
 
 

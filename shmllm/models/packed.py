@@ -20,6 +20,7 @@ what other quantised checkpoints have.
     iq3_xxs     iq3_xxs       32: scale 8 bits              q * scale
     iq2         iq2           16: scale 8 bits              q * scale             IQ2_XXS, _XS, _S
     iq1         iq1           16: scale 8 bits              q * scale             IQ1_S, IQ1_M
+    nf4         nf4           64: scale float32             q * scale
     mxfp4       e2m1          32: scale, a power of two     q * scale
     nvfp4       e2m1          16: scale e4m3 * float32      q * scale
     fp8         e4m3          64: scale float32             q * scale
@@ -42,7 +43,7 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.models.codes import CODES, MAGNITUDES, RUN, Codes
+from shmllm.models.codes import CODES, RUN, Codes
 from shmllm.models.group_parameters import PARAMETERS, Parameters
 from shmllm.models.quantized import Allocate, QuantizedMatrix
 
@@ -272,14 +273,14 @@ class PackedMatrix(QuantizedMatrix):
 
 
 def _of_table(
-    kind: str, name: str, group: int, parameters: Parameters, fit: Fit = _fit_magnitude,
-    largest: float = 0,
+    kind: str, name: str, group: int, parameters: Parameters, largest: float,
+    fit: Fit = _fit_magnitude,
 ) -> Packing:  # fmt: skip
-    """A packing whose codes stand for numbers of a table. largest: unless it is a magnitude."""
+    """A packing whose codes stand for numbers of a table."""
     codes = CODES[name]
     assert codes.nearest is not None
     form = _scaled(0, _searched(fit, codes.nearest))
-    return Packing(kind, codes, group, form, parameters, largest or max(MAGNITUDES[name]))
+    return Packing(kind, codes, group, form, parameters, largest)
 
 
 def _packings() -> list[Packing]:
@@ -300,13 +301,14 @@ def _packings() -> list[Packing]:
         Packing("q2_k", two, 16, _offset(_fit_range_below_zero), PARAMETERS["k2"], 3),
         Packing("q3_k", CODES["3"], 16, _scaled(4, _fit_largest), k6, 4),
         Packing("ternary", two, 64, _scaled(1, _fit_mean), half, 1),
-        _of_table("iq4_nl", "iq4", 32, half, _fit_largest, 127),
-        _of_table("iq4_xs", "iq4", 32, k8, _fit_largest, 127),
-        _of_table("iq3_s", "iq3_s", 32, k8),
-        _of_table("iq3_xxs", "iq3_xxs", 32, k8),
-        _of_table("iq2", "iq2", 16, k6),
-        _of_table("iq1", "iq1", 16, k6),
-        _of_table("nvfp4", "e2m1", 16, PARAMETERS["e4m3"]),
+        _of_table("iq4_nl", "iq4", 32, half, 127, _fit_largest),
+        _of_table("iq4_xs", "iq4", 32, k8, 127, _fit_largest),
+        Packing("nf4", CODES["nf4"], 64, plain, PARAMETERS["float32"], 1),
+        _of_table("iq3_s", "iq3_s", 32, k8, 15),
+        _of_table("iq3_xxs", "iq3_xxs", 32, k8, 15.5),
+        _of_table("iq2", "iq2", 16, k6, 5.375),
+        _of_table("iq1", "iq1", 16, k6, 1.125),
+        _of_table("nvfp4", "e2m1", 16, PARAMETERS["e4m3"], 6),
         Packing("mxfp4", CODES["e2m1"], 32, power, PARAMETERS["e8m0"], 6),
         Packing("fp8", CODES["e4m3"], 64, plain, PARAMETERS["float32"], 448),
         Packing("w8-g64-f16", byte, 64, plain, half, 127),

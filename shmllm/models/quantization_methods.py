@@ -11,10 +11,13 @@ from types import ModuleType
 from shmllm.models.fields import Fields
 
 METHODS: dict[str, str] = {
+    "auto-round": "auto_round",
     "awq": "awq",
+    "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed_tensors",
     "fp8": "fp8",
     "gptq": "gptq",
+    "modelopt": "modelopt",
     "mxfp4": "mxfp4",
 }
 """For each method its module in `shmllm.models.checkpoint_formats`."""

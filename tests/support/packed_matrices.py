@@ -43,6 +43,7 @@ LAYOUTS = {
     "iq3_xxs": Layout("iq3_xxs", 32, "scaled", "k8"),
     "iq2": Layout("iq2", 16, "scaled", "k6"),
     "iq1": Layout("iq1", 16, "scaled", "k6"),
+    "nf4": Layout("nf4", 64, "scaled", "float32"),
     "nvfp4": Layout("e2m1", 16, "scaled", "e4m3"),
     "mxfp4": Layout("e2m1", 32, "scaled", "e8m0"),
     "fp8": Layout("e4m3", 64, "scaled", "float32"),
@@ -65,7 +66,7 @@ LAYOUTS = {
 """The kinds whose rows are padded to whole runs; "int8" has a scale for each row instead."""
 USUAL = (
     *("q8_0", "q5_1", "q4_k", "q6_k", "mxfp4", "fp8", "w4z-g32-bf16"),
-    *("q2_k", "iq4_xs", "iq2", "nvfp4"),
+    *("q2_k", "iq4_xs", "iq2", "nf4", "nvfp4"),
 )
 """Kinds that together have all codes, all forms and all parameters."""
 _TABLES = {
@@ -77,9 +78,15 @@ _TABLES = {
 }
 """Magnitudes, of codes with a sign above them."""
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
 RUN_BYTES = {
     **{"2": 16, "3": 24, "4": 32, "5": 40, "6": 48, "8": 64, "e4m3": 64},
-    **{"iq4": 32, "iq2": 24, "iq1": 24, "e2m1": 32, "iq3_s": 32, "iq3_xxs": 32},
+    **{"iq4": 32, "nf4": 32, "iq2": 24, "iq1": 24, "e2m1": 32, "iq3_s": 32, "iq3_xxs": 32},
 }
 RECORD_BYTES = {"k": 20, "k2": 20, "k6": 18, "k8": 10}
 """The bytes of the parameters of 256 elements."""
@@ -137,6 +144,7 @@ NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "8": lambda runs: runs.view(torch.int8),
     "e4m3": lambda runs: runs.view(torch.float8_e4m3fn),
     "iq4": lambda runs: torch.tensor(_IQ4)[_nibbles(runs)],
+    "nf4": lambda runs: torch.tensor(_NF4)[_nibbles(runs)],
     **{name: _looked_up(name) for name in _TABLES},
 }
 

@@ -173,6 +173,88 @@ def mxfp4(num_experts: int, rows: int, width: int) -> Weight:
     return Weight({"_blocks": blocks, "_scales": powers}, values.transpose(1, 2))
 
 
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+E2M1 = torch.cat([E2M1, -E2M1])
+
+
+def neighbours(octets: Tensor, high_first: bool = False) -> Tensor:
+    """The codes of 4 bits in bytes [rows, bytes], [rows, 2 * bytes] int."""
+    halves = [(octets & 15).int(), (octets >> 4).int()]
+    return torch.stack(halves[::-1] if high_first else halves, 2).flatten(1)
+
+
+def nvfp4(shape: tuple[int, int], of_modelopt: bool = False) -> Weight:
+    rows, width = shape
+    octets = torch.randint(0, 256, (rows, width // 2), dtype=torch.uint8)
+    factors = torch.randint(48, 80, (rows, width // 16), dtype=torch.uint8)
+    factors = factors.view(torch.float8_e4m3fn)
+    scale = torch.rand(1) * 0.004 + 0.001
+    every = (factors.float() * scale).repeat_interleave(16, 1)
+    values = E2M1[neighbours(octets)] * every
+    if of_modelopt:
+        parts = {".weight": octets, ".weight_scale": factors, ".weight_scale_2": scale[0]}
+        return Weight(parts | {".input_scale": torch.tensor(0.5)}, values)
+    divisor = torch.exp2(torch.randint(5, 12, (1,)).float())
+    values = E2M1[neighbours(octets)] * (factors.float() / divisor).repeat_interleave(16, 1)
+    parts = {".weight_packed": octets, ".weight_scale": factors, ".weight_global_scale": divisor}
+    return Weight(parts, values)
+
+
+def mxfp4_rows(shape: tuple[int, int]) -> Weight:
+    rows, width = shape
+    octets = torch.randint(0, 256, (rows, width // 2), dtype=torch.uint8)
+    powers = torch.randint(110, 124, (rows, width // 32), dtype=torch.uint8)
+    scales = (2.0 ** (powers.double() - 127)).float().repeat_interleave(32, 1)
+    values = E2M1[neighbours(octets)] * scales
+    return Weight({".weight_packed": octets, ".weight_scale": powers}, values)
+
+
+NF4 = torch.tensor(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+        0.7229568362236023, 1.0,
+    ]
+)  # fmt: skip
+
+
+def bitsandbytes(
+    shape: tuple[int, int], kind: str = "nf4", block: int = 64, nested: bool = True
+) -> Weight:
+    """A weight of 4 bits, with scales that are places in a table, or as they are."""
+    rows, width = shape
+    count = -(-rows * width // block)
+    table = NF4.clone() if kind == "nf4" else torch.randn(16)
+    octets = torch.randint(0, 256, (rows * width // 2, 1), dtype=torch.uint8)
+    state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16"}
+    state |= {"shape": list(shape)}
+    scales = torch.rand(count) * 0.1
+    parts = {".weight": octets, ".weight.absmax": scales, ".weight.quant_map": table}
+    if nested:
+        places = torch.randint(0, 256, (count,), dtype=torch.uint8)
+        nested_table, nested_scales = torch.randn(256), torch.rand(-(-count // 256))
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0625}
+        scales = nested_table[places.int()] * nested_scales[torch.arange(count) // 256] + 0.0625
+        parts |= {
+            ".weight.absmax": places,
+            ".weight.nested_absmax": nested_scales,
+            ".weight.nested_quant_map": nested_table,
+        }
+    content = json.dumps(state).encode()
+    parts[f".weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(content)).byte()
+    codes = neighbours(octets.view(1, -1), high_first=True)[0]
+    values = table[codes] * scales.repeat_interleave(block)[: rows * width]
+    return Weight(parts, values.view(shape))
+
+
+def bitsandbytes_8(shape: tuple[int, int]) -> Weight:
+    numbers = torch.randint(-127, 128, shape, dtype=torch.int8)
+    largest = torch.rand(shape[0]) * 3
+    parts = {".weight": numbers, ".SCB": largest, ".weight_format": torch.tensor(0).byte()}
+    return Weight(parts, numbers.float() * (largest / 127)[:, None])
+
+
 def config_group(**weights: Any) -> dict[str, Any]:
     """The quantization_config of compressed-tensors with one group."""
     form = weights.pop("format", "pack-quantized")
@@ -221,12 +303,13 @@ def _as_loaded(file: CheckpointFile, name: str, dtype: torch.dtype) -> Tensor:
     kind, shape = file.kinds().get(name), file.shapes()[name]
     if kind is None:
         return _widened(file, name).to(dtype)
-    if kind == "mxfp4":
+    is_transposed = len(shape) == 3  # only experts of MXFP4 are
+    if is_transposed:
         shape = (*shape[:-2], shape[-1], shape[-2])
     matrix = FORMATS[kind].make(shape, dtype, _filled)
     file.read_packed(name, matrix)
     values = matrix.clone()
-    return values.transpose(1, 2) if kind == "mxfp4" else values
+    return values.transpose(1, 2) if is_transposed else values
 
 
 def _widened(file: CheckpointFile, name: str) -> Tensor:

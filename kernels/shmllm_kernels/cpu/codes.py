@@ -18,10 +18,11 @@ This module must not know the parameters that turn a number into a weight; see `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llvmlite import ir
 
+from shmllm_kernels.code_tables import E2M1
 from shmllm_kernels.cpu.shuffles import (
     transposed,
     transposed_eights,
@@ -166,23 +167,6 @@ def _chosen(table: Sequence[float]) -> Numbers:
         return left[0]
 
     return numbers
-
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The numbers with a sign, two bits of exponent and one of mantissa, by their bits."""
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""The numbers of IQ4_NL and IQ4_XS of llama.cpp."""
-
-
-def _with_signs(magnitudes: Sequence[float]) -> tuple[float, ...]:
-    return (*magnitudes, *(-each for each in magnitudes))
-
-
-IQ3_S = _with_signs((1, 3, 5, 7, 9, 11, 13, 15))
-IQ3_XXS = _with_signs((1, 3, 5, 7, 9, 11, 13, 15.5))
-IQ2 = _with_signs((1, 3.125, 5.375, 5.375))
-IQ1 = _with_signs((0.125, 0.875, 1.125, 1.125))
-"""The numbers of these types of llama.cpp, the highest bit of a code being their sign."""
 
 
 def _e4m3(e: Emitter, codes: ir.Value) -> ir.Value:
@@ -341,11 +325,17 @@ def integers(num_bits: int, bias: int = 0) -> Codes:
     )  # fmt: skip
 
 
-def of_table(num_bits: int, table: Sequence[float], byte_bias: int, byte_unit: float = 1) -> Codes:
-    """Returns the codes that stand for the numbers of a table, in units for integer products."""
-    read, as_bytes, words = _OF_BITS[num_bits]
+def of_floats(num_bits: int, table: Sequence[float]) -> Codes:
+    """Returns the codes that stand for the numbers of a table."""
     numbers = (*table, *(0.0 for _ in range(_SMALL_TABLE - len(table))))
-    entries = [int(number / byte_unit) + byte_bias for number in numbers]
+    return Codes(num_bits * RUN // 8, _OF_BITS[num_bits][0], _chosen(table), table=numbers)
+
+
+def of_table(num_bits: int, table: Sequence[float], byte_bias: int, byte_unit: float = 1) -> Codes:
+    """As `of_floats`, of numbers that are integers of a byte in units."""
+    _, as_bytes, words = _OF_BITS[num_bits]
+    codes = of_floats(num_bits, table)
+    entries = [int(number / byte_unit) + byte_bias for number in codes.table]
 
     def looked_up(e: Emitter, source: ir.Value) -> ir.Value:
         return _look_up(e, entries, as_bytes(e, source))
@@ -358,9 +348,9 @@ def of_table(num_bits: int, table: Sequence[float], byte_bias: int, byte_unit: f
         ]
         return [e.builder.bitcast(_look_up(e, entries, each), e.integers) for each in found]
 
-    return Codes(
-        num_bits * RUN // 8, read, _chosen(table), table=numbers, bytes=looked_up,
-        byte_bias=byte_bias, byte_unit=byte_unit, words=words and looked_up_words,
+    return replace(
+        codes, bytes=looked_up, byte_bias=byte_bias, byte_unit=byte_unit,
+        words=words and looked_up_words,
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@
     iq3_s, iq3_xxs            of 4 bits   32          number * s          k8
     iq2, iq1                  of 3 bits   16          number * s          k6
     nvfp4                     e2m1        16          number * s          e4m3
+    nf4                       nf4         64          number * s          float32
     mxfp4                     e2m1        32          number * s          e8m0
     fp8                       e4m3        64          number * s          float32
     w4-g32-bf16, -g64-bf16    4 bits      32, 64      (q - 8) * s         bfloat16
@@ -43,19 +44,16 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
+from shmllm_kernels.code_tables import IQ1, IQ2, IQ3_S, IQ3_XXS, IQ4, NF4
 from shmllm_kernels.cpu.arithmetic import round_pairs
 from shmllm_kernels.cpu.codes import (
     FLOAT4,
     FLOAT8,
     INT8,
-    IQ1,
-    IQ2,
-    IQ3_S,
-    IQ3_XXS,
-    IQ4,
     RUN,
     Codes,
     integers,
+    of_floats,
     of_table,
     splat,
 )
@@ -199,6 +197,7 @@ PACKINGS = {
     "iq3_xxs": Packing(of_table(4, IQ3_XXS, 64, 0.25), 32, SCALED, "k8"),
     "iq2": Packing(of_table(3, IQ2, 64, 0.125), 16, SCALED, "k6"),
     "iq1": Packing(of_table(3, IQ1, 16, 0.125), 16, SCALED, "k6"),
+    "nf4": Packing(of_floats(4, NF4), 64, SCALED, "float32"),
     "nvfp4": Packing(FLOAT4, 16, SCALED, "e4m3"),
     "mxfp4": Packing(FLOAT4, 32, SCALED, "e8m0"),
     "fp8": Packing(FLOAT8, 64, SCALED, "float32"),

@@ -39,6 +39,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shmllm_kernels import code_tables
+
 RUN = 64
 """The number of elements whose codes lie together."""
 
@@ -53,13 +55,15 @@ class Codes:
             are integers.
         unit: what that float16, or an entry of the table, is multiplied by, a power of two.
         table: the numbers of the codes from 0 and from 8 on, each an integer of 8 bytes, from its
-            lowest byte on; empty: codes have no table.
+            lowest byte on; empty: codes have no such table.
+        floats: the numbers of 16 codes, if they are no integers of a byte in any unit.
     """
 
     bits: int
     shift: int = 0
     unit: float = 1.0
     table: tuple[int, int] | tuple[()] = ()
+    floats: tuple[float, ...] = ()
 
 
 def _of_table(bits: int, numbers: Sequence[float], unit: float = 1.0) -> Codes:
@@ -70,18 +74,14 @@ def _of_table(bits: int, numbers: Sequence[float], unit: float = 1.0) -> Codes:
     return Codes(bits, unit=unit, table=(low, high))
 
 
-def _signed(bits: int, magnitudes: Sequence[float], unit: float = 1.0) -> Codes:
-    """Codes whose highest bit is the sign of a magnitude."""
-    return _of_table(bits, (*magnitudes, *(-each for each in magnitudes)), unit)
-
-
 TWO, THREE, NIBBLE, FIVE, SIX, BYTE = (Codes(bits) for bits in (2, 3, 4, 5, 6, 8))
 E2M1, E4M3 = Codes(4, 9, 2.0**14), Codes(8, 7, 2.0**8)
-IQ4 = _of_table(4, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
-IQ3_S = _signed(4, (1, 3, 5, 7, 9, 11, 13, 15))
-IQ3_XXS = _signed(4, (1, 3, 5, 7, 9, 11, 13, 15.5), 2.0**-2)
-IQ2 = _signed(3, (1, 3.125, 5.375, 5.375), 2.0**-3)
-IQ1 = _signed(3, (0.125, 0.875, 1.125, 1.125), 2.0**-3)
+NF4 = Codes(4, floats=code_tables.NF4)
+IQ4 = _of_table(4, code_tables.IQ4)
+IQ3_S = _of_table(4, code_tables.IQ3_S)
+IQ3_XXS = _of_table(4, code_tables.IQ3_XXS, 2.0**-2)
+IQ2 = _of_table(3, code_tables.IQ2, 2.0**-3)
+IQ1 = _of_table(3, code_tables.IQ1, 2.0**-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,7 @@ PACKINGS = {
     "iq3_xxs": Packing(IQ3_XXS, 32, "scaled", "k8"),
     "iq2": Packing(IQ2, 16, "scaled", "k6"),
     "iq1": Packing(IQ1, 16, "scaled", "k6"),
+    "nf4": Packing(NF4, 64, "scaled", "float32"),
     "nvfp4": Packing(E2M1, 16, "scaled", "e4m3"),
     "mxfp4": Packing(E2M1, 32, "scaled", "e8m0"),
     "fp8": Packing(E4M3, 64, "scaled", "float32"),

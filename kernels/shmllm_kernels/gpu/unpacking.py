@@ -82,10 +82,24 @@ def _numbers(code, PACKING: tl.constexpr):
         second = tl.full(code.shape, codes.table[1], tl.int64)
         entry = (tl.where(code < 8, first, second) >> (8 * (code & 7))).to(tl.int32)
         return ((entry << 24) >> 24).to(tl.float32) * codes.unit
+    elif len(codes.floats) > 0:
+        is_upper = (code & 4) != 0
+        low = tl.where(is_upper, _of_four(code, codes.floats, 4), _of_four(code, codes.floats, 0))
+        high = tl.where(is_upper, _of_four(code, codes.floats, 12), _of_four(code, codes.floats, 8))
+        return tl.where((code & 8) != 0, high, low)
     elif codes.shift == 0:
         return (code - PACKING.bias).to(tl.float32)
     else:
         return _small_float(code, codes.bits, codes.shift, codes.unit)
+
+
+@triton.jit
+def _of_four(code, FLOATS: tl.constexpr, FIRST: tl.constexpr):
+    """Chooses one of four numbers by the lowest two bits of codes, float32."""
+    is_odd = (code & 1) != 0
+    low = tl.where(is_odd, FLOATS[FIRST + 1], FLOATS[FIRST])
+    high = tl.where(is_odd, FLOATS[FIRST + 3], FLOATS[FIRST + 2])
+    return tl.where((code & 2) != 0, high, low)
 
 
 @triton.jit

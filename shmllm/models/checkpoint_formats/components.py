@@ -19,6 +19,8 @@ from shmllm.models.checkpoint_formats.stored import StoredMatrix
 
 FLOATS = ("F16", "BF16", "F32")
 """The dtypes of scales, as safetensors files name them."""
+FLOAT8 = "F8_E4M3"
+_NO_POWER = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,20 @@ class Components:
         if not scales.isfinite().all():
             raise self.error(part, "has scales that are not finite")
         return scales
+
+    def powers(self, part: str, shape: Sequence[int | None]) -> Tensor:
+        """Reads scales that are powers of two, uint8, each by 127 more than the power."""
+        powers = self.tensor(part, ("U8",), shape)
+        if bool((powers == _NO_POWER).any()):
+            raise self.error(part, "has scales that are not finite")
+        return powers
+
+    def factors(self, part: str, shape: Sequence[int | None]) -> Tensor:
+        """Reads scales in the format e4m3, which must be finite."""
+        factors = self.tensor(part, (FLOAT8,), shape)
+        if bool((factors.view(torch.uint8) & 127 == 127).any()):
+            raise self.error(part, "has scales that are not finite")
+        return factors
 
     def _name(self, part: str) -> str:
         return f"{self.module}{part}"

@@ -5,7 +5,11 @@
                        outputs; weight_g_idx [in], the groups of inputs that are not in order
     int-quantized      weight [out, in] int8; weight_zero_point int8
     float-quantized    weight [out, in] float8_e4m3fn
-    all                weight_scale [out, groups], [out, 1] or one number
+    these              weight_scale [out, groups], [out, 1] or one number
+    nvfp4-pack-...     weight_packed [out, in / 2] uint8, numbers in the format e2m1, the first of
+                       two in the lower half; weight_scale [out, in / 16] float8_e4m3fn, which is
+                       divided by weight_global_scale
+    mxfp4-pack-...     the same numbers; weight_scale [out, in / 32] uint8, powers of two
 
 Activations are not rounded, whatever the config says of them.
 """
@@ -18,14 +22,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shmllm.models.checkpoint_formats.components import Components, Method, unpacked
-from shmllm.models.checkpoint_formats.float8 import DTYPE, float8_matrix, float8_shape
+from shmllm.models.checkpoint_formats.components import FLOAT8, Components, Method, unpacked
+from shmllm.models.checkpoint_formats.float4 import float4_shape, mxfp4_matrix, nvfp4_matrix
+from shmllm.models.checkpoint_formats.float8 import float8_matrix, float8_shape
 from shmllm.models.checkpoint_formats.stored import GroupedMatrix, StoredMatrix
 from shmllm.models.fields import Fields
 
 PACKED, INTEGER, FLOAT = "pack-quantized", "int-quantized", "float-quantized"
-FORMATS = (PACKED, INTEGER, FLOAT, "naive-quantized", "mixed-precision", "dense")
-STRATEGIES = ("tensor", "channel", "group", "block")
+NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+FORMATS = (PACKED, INTEGER, FLOAT, NVFP4, MXFP4, "naive-quantized", "mixed-precision", "dense")
+_OF_INTEGERS = ("tensor", "channel", "group")
+STRATEGIES = {
+    ("int", 4): _OF_INTEGERS,
+    ("int", 8): _OF_INTEGERS,
+    ("float", 8): ("tensor", "channel", "block"),
+    ("float", 4): ("tensor_group", "group"),
+}
+"""By the type and the bits of elements."""
+_FLOAT4_GROUPS = {("tensor_group", 16): NVFP4, ("group", 32): MXFP4}
 _LAYERS = ("Linear",)  # the classes of modules that a target can name
 
 
@@ -44,6 +58,7 @@ class Scheme:
         symmetric: whether there are no zeros.
         group: the elements that share a scale; None: a row, or all.
         block: the rows and columns that do, or None.
+        float4: NVFP4 or MXFP4, or None.
     """
 
     targets: tuple[str, ...]
@@ -52,12 +67,15 @@ class Scheme:
     symmetric: bool
     group: int | None
     block: tuple[int, int] | None
+    float4: str | None
 
 
 class CompressedTensors(Method):
     components = (
         ".weight_packed",
         ".weight_scale",
+        ".weight_global_scale",
+        ".input_global_scale",
         ".weight_zero_point",
         ".weight_shape",
         ".weight_g_idx",
@@ -87,10 +105,12 @@ class CompressedTensors(Method):
     def main(self, dtype: str, name: str) -> str | None:
         if name.endswith(".weight_packed"):
             return ".weight_packed"
-        return ".weight" if dtype in (DTYPE, "I8") and name.endswith(".weight") else None
+        return ".weight" if dtype in (FLOAT8, "I8") and name.endswith(".weight") else None
 
     def shape(self, parts: Components) -> tuple[int, int]:
         scheme = self._scheme_of(parts)
+        if scheme.float4 is not None:
+            return float4_shape(parts, ".weight_packed")
         if scheme.is_float:
             return float8_shape(parts)
         if ".weight_packed" not in parts:
@@ -102,6 +122,10 @@ class CompressedTensors(Method):
 
     def matrix(self, parts: Components) -> StoredMatrix:
         scheme = self._scheme_of(parts)
+        if scheme.float4 == NVFP4:
+            return nvfp4_matrix(parts, ".weight_packed", ".weight_global_scale", is_divisor=True)
+        if scheme.float4 == MXFP4:
+            return mxfp4_matrix(parts, ".weight_packed", ".weight_scale")
         if scheme.is_float:
             return float8_matrix(parts, ".weight_scale", scheme.block)
         rows, width = self.shape(parts)
@@ -190,17 +214,17 @@ def _scheme(fields: Fields) -> Scheme:
     _check_format(fields)
     weights = Fields(fields.table("weights"), f"{fields.where}: weights")
     bits, kind = weights.integer("num_bits", 8), weights.text("type", "int")
-    if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
+    if (kind, bits) not in STRATEGIES:
         raise weights.error(
-            f"{bits} bits of type {kind!r} are not supported; supported: 4 and 8 bits of type "
-            "'int', 8 bits of type 'float'"
+            f"{bits} bits of type {kind!r} are not supported; supported: 4 and 8 bits of the types "
+            "'int' and 'float'"
         )
     group = weights.values.get("group_size")
     strategy = weights.text("strategy", "tensor" if group is None else "group")
-    if strategy not in STRATEGIES or (strategy == "group" and kind == "float"):
-        raise weights.error(f"strategy {strategy!r} is not supported for type {kind!r}")
-    if strategy == "block" and kind == "int":
-        raise weights.error("strategy 'block' is not supported for type 'int'")
+    if strategy not in STRATEGIES[kind, bits]:
+        raise weights.error(
+            f"strategy {strategy!r} is not supported for {bits} bits of type {kind!r}"
+        )
     block = weights.values.get("block_structure") if strategy == "block" else None
     if strategy == "block" and not (
         isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
@@ -213,4 +237,15 @@ def _scheme(fields: Fields) -> Scheme:
         symmetric=weights.flag("symmetric", True),
         group=weights.integer("group_size") if strategy == "group" else None,
         block=None if block is None else (block[0], block[1]),
+        float4=_float4(weights, strategy, group) if (kind, bits) == ("float", 4) else None,
     )
+
+
+def _float4(weights: Fields, strategy: str, group: object) -> str:
+    found = _FLOAT4_GROUPS.get((strategy, group)) if isinstance(group, int) else None
+    if found is None:
+        raise weights.error(
+            f"4 bits of type 'float' in groups of {group} with strategy {strategy!r} are not "
+            "supported; supported: 16 with 'tensor_group' (NVFP4), 32 with 'group' (MXFP4)"
+        )
+    return found

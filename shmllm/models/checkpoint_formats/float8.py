@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from shmllm.models.checkpoint_formats.components import Components
+from shmllm.models.checkpoint_formats.components import FLOAT8, Components
 from shmllm.models.checkpoint_formats.stored import Float8Matrix
-
-DTYPE = "F8_E4M3"
 
 
 def float8_shape(parts: Components) -> tuple[int, int]:
-    rows, width = parts.header(".weight", (DTYPE,), (None, None)).shape
+    rows, width = parts.header(".weight", (FLOAT8,), (None, None)).shape
     return rows, width
 
 

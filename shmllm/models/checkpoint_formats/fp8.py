@@ -8,8 +8,8 @@ weight_scale        one number, or [out, 1], if the config has no ``weight_block
 
 from __future__ import annotations
 
-from shmllm.models.checkpoint_formats.components import Components, Method
-from shmllm.models.checkpoint_formats.float8 import DTYPE, float8_matrix, float8_shape
+from shmllm.models.checkpoint_formats.components import FLOAT8, Components, Method
+from shmllm.models.checkpoint_formats.float8 import float8_matrix, float8_shape
 from shmllm.models.checkpoint_formats.stored import Float8Matrix
 from shmllm.models.fields import Fields
 
@@ -40,7 +40,7 @@ class Fp8(Method):
             self._block = block[0], block[1]
 
     def main(self, dtype: str, name: str) -> str | None:
-        return ".weight" if dtype == DTYPE and name.endswith(".weight") else None
+        return ".weight" if dtype == FLOAT8 and name.endswith(".weight") else None
 
     def shape(self, parts: Components) -> tuple[int, int]:
         return float8_shape(parts)

@@ -9,10 +9,8 @@ A weight is named as the tensor of floating numbers, [experts, in, out].
 from __future__ import annotations
 
 from shmllm.models.checkpoint_formats.components import Components, Method
-from shmllm.models.checkpoint_formats.stored import Float4Matrix
+from shmllm.models.checkpoint_formats.stored import NibbleMatrix, powers_of_runs
 from shmllm.models.fields import Fields
-
-_NOT_FINITE = 255
 
 
 def configure(fields: Fields) -> Mxfp4:
@@ -31,9 +29,7 @@ class Mxfp4(Method):
         num_experts, rows, num_groups, _ = shape
         return num_experts, 32 * num_groups, rows
 
-    def matrix(self, parts: Components) -> Float4Matrix:
+    def matrix(self, parts: Components) -> NibbleMatrix:
         num_experts, width, rows = self.shape(parts)
-        powers = parts.tensor("_scales", ("U8",), (num_experts, rows, width // 32))
-        if bool((powers == _NOT_FINITE).any()):
-            raise parts.error("_scales", "has scales that are not finite")
-        return Float4Matrix((num_experts, width, rows), powers)
+        powers = parts.powers("_scales", (num_experts, rows, width // 32))
+        return NibbleMatrix("mxfp4", (num_experts, width, rows), powers_of_runs(powers), True)

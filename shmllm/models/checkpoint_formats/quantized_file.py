@@ -17,8 +17,8 @@ from torch import Tensor
 from shmllm.models.checkpoint import PackedTarget
 from shmllm.models.checkpoint_formats.components import Components, Header, Method
 from shmllm.models.checkpoint_formats.stored import StoredMatrix
-from shmllm.models.config_file import text_fields
-from shmllm.models.fields import Fields, read_json_object
+from shmllm.models.config_file import read_config, text_fields
+from shmllm.models.fields import Fields
 from shmllm.models.quantization_methods import method_module, quantization_fields
 from shmllm.models.quantized import ROUNDED_AT_ONCE, one_thread
 from shmllm.models.safetensors_file import SafetensorsFile
@@ -170,7 +170,7 @@ def find_method(directory: Path) -> Method | None:
     path = directory / "config.json"
     if not path.is_file():
         return None
-    fields = quantization_fields(text_fields(Fields(read_json_object(path), str(path))))
+    fields = quantization_fields(text_fields(Fields(read_config(directory), str(path))))
     if fields is None:
         return None
     method: Method = method_module(fields).configure(fields)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shmllm.models.codes import E2M1, HALF, RUN, nibble_bytes
-from shmllm.models.group_parameters import PARAMETERS
+from shmllm.models.codes import RUN, nibble_bytes
 from shmllm.models.packed import PACKINGS
 
 _KINDS: dict[tuple[int, bool, int, torch.dtype], str] = {
@@ -200,34 +199,81 @@ class Float8Matrix(StoredMatrix):
         return self._scales[torch.arange(some.start, some.stop) // self._block[0]]
 
 
-class Float4Matrix(StoredMatrix):
-    """Matrices of numbers in the format e2m1 with a power of two for each 32. The main component
-    is [..., out, in / 32, 16] uint8: each byte has two neighbours, the first in its lower half.
+class NibbleMatrix(StoredMatrix):
+    """Matrices of codes of 4 bits, two neighbours in a byte. The main component is uint8 and has
+    rows, one after the other, in any shape.
 
     Args:
-        shape: [..., in, out].
-        powers: [..., out, in / 32] uint8, each by 127 more than the power.
+        kind: one of `packed.PACKINGS`.
+        shape: [..., out, in], or [..., in, out].
+        parameters: [out, ...] of all matrices, as the kind stores a row's.
+        transposed: whether the shape is [..., in, out].
+        high_first: whether the first of two neighbours is in the upper half.
     """
 
-    kind = "mxfp4"
-
-    def __init__(self, shape: tuple[int, ...], powers: Tensor) -> None:
-        super().__init__(shape, transposed=True)
-        self._powers = powers.flatten(0, -2)
+    def __init__(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        parameters: Tensor,
+        transposed: bool = False,
+        high_first: bool = False,
+    ) -> None:
+        super().__init__(shape, transposed)
+        self.kind: str = kind
+        self._parameters = parameters
+        self._high_first = high_first
 
     def packed(self, main: Tensor, some: slice) -> tuple[Tensor, Tensor]:
-        runs = _padded(self._codes(main, some)).unflatten(1, (-1, RUN))
-        powers = self._powers[some]
-        return nibble_bytes(runs).flatten(1), pad(powers, (0, powers.shape[1] % 2))
+        octets = main.reshape(self.num_rows, -1)[some]
+        halves = [octets & 15, octets >> 4]
+        codes = torch.stack(halves[::-1] if self._high_first else halves, 2).flatten(1)
+        runs = _padded(codes).unflatten(1, (-1, RUN))
+        return nibble_bytes(runs).flatten(1), self._parameters[some]
 
     def values(self, main: Tensor, some: slice) -> Tensor:
-        numbers = torch.cat([E2M1, -E2M1])[self._codes(main, some).int()]
-        scales = PARAMETERS["e8m0"].widened(self._powers[some], 1).flatten(1)
-        return numbers.mul_(scales.repeat_interleave(HALF, 1))
+        return PACKINGS[self.kind].values(*self.packed(main, some))[:, : self.width]
 
-    def _codes(self, main: Tensor, some: slice) -> Tensor:
-        octets = main.flatten(0, -3)[some].flatten(1)
-        return torch.stack([octets & 15, octets >> 4], 2).flatten(1)
+
+def powers_of_runs(powers: Tensor) -> Tensor:
+    """Returns the parameters of "mxfp4": powers [..., out, in / 32] uint8, each by 127 more, in
+    whole runs."""
+    rows = powers.flatten(0, -2)
+    return pad(rows, (0, rows.shape[1] % 2))
+
+
+def float8_of_runs(factors: Tensor, scale: Tensor) -> Tensor:
+    """Returns the parameters of "nvfp4".
+
+    Args:
+        factors: [out, in / 16] float8_e4m3fn.
+        scale: one number or [out, 1], float32, that these are multiplied by.
+    """
+    octets = factors.view(torch.uint8)
+    octets = pad(octets, (0, -octets.shape[1] % 4)).unflatten(1, (-1, 4))
+    scales = scale.float().view(-1, 1, 1).expand(*octets.shape[:2], 1).contiguous()
+    return torch.cat([scales.view(torch.uint8), octets], 2).flatten(1)
+
+
+class FloatingMatrix(StoredMatrix):
+    """A matrix that no kind holds.
+
+    Args:
+        shape: [out, in].
+        values_of: (the main component, some rows) -> their values.
+    """
+
+    kind = None
+
+    def __init__(self, shape: tuple[int, int], values_of: Numbers) -> None:
+        super().__init__(shape)
+        self._values_of = values_of
+
+    def packed(self, main: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+        raise AssertionError("the matrix has no kind")
+
+    def values(self, main: Tensor, some: slice) -> Tensor:
+        return self._values_of(main, some)
 
 
 def _narrow(scales: Tensor) -> Tensor:

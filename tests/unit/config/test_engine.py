@@ -27,8 +27,8 @@ from shmllm.errors import EngineStartError
         (lambda: LoadConfig("m", load_format="gguf"), "load_format 'gguf' is not one of auto"),
         (lambda: LoadConfig("m", model_impl="vllm"), "model_impl 'vllm' is not one of auto, shml"),
         (
-            lambda: LoadConfig("m", quantization="bitsandbytes"),
-            "quantization 'bitsandbytes' is not one of None, int8, int4, int4-g64, awq",
+            lambda: LoadConfig("m", quantization="hqq"),
+            "quantization 'hqq' is not one of None, int8, int4, int4-g64, auto-round",
         ),
         (
             lambda: LoadConfig("m", activation_dtype="int4"),

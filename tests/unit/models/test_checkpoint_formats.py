@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch
 from support.quantized_checkpoints import (
     Weight,
     awq,
+    bitsandbytes,
+    bitsandbytes_8,
     config_group,
     fp8,
     gptq,
     int_quantized,
     mxfp4,
+    mxfp4_rows,
     named,
+    nvfp4,
     pack_quantized,
     read_weight,
     write_checkpoint,
@@ -205,3 +210,68 @@ def test_words_of_any_strides_are_unpacked_from_the_lowest_bits_on(
         for row, numbers in zip(each.tolist(), found.tolist(), strict=True):
             mask = 2**bits - 1
             assert numbers == [word >> at & mask for word in row for at in range(0, 32, bits)]
+
+
+FLOAT4 = {"num_bits": 4, "type": "float", "symmetric": True}
+
+
+@pytest.mark.parametrize("width", [320, 208, 16])
+@pytest.mark.parametrize("of_modelopt", [False, True])
+def test_nvfp4(of_modelopt: bool, width: int, tmp_path: Path) -> None:
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    if not of_modelopt:
+        config = config_group(
+            **FLOAT4, strategy="tensor_group", group_size=16, format="nvfp4-pack-quantized"
+        )
+    check(tmp_path, config, nvfp4((24, width), of_modelopt), "nvfp4")
+
+
+@pytest.mark.parametrize("width", [320, 96])
+def test_mxfp4_of_compressed_tensors(width: int, tmp_path: Path) -> None:
+    config = config_group(**FLOAT4, strategy="group", group_size=32, format="mxfp4-pack-quantized")
+    check(tmp_path, config, mxfp4_rows((24, width)), "mxfp4")
+
+
+def test_fp8_of_modelopt_and_its_own_file(tmp_path: Path) -> None:
+    weight = fp8((48, 320), None, ".weight_scale")
+    check(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"}, weight, "fp8")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}})
+    )
+    found, values, _ = read_weight(tmp_path, f"{MODULE}.weight")
+    assert found == "fp8"
+    assert torch.equal(values, weight.values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "kind"),
+    [
+        (WIDE, {}, "nf4"),
+        (WIDE, {"nested": False}, "nf4"),
+        ((48, 512), {"block": 128}, "nf4"),
+        (WIDE, {"block": 128}, None),
+        ((30, 100), {}, None),
+        (WIDE, {"kind": "fp4"}, None),
+    ],
+)
+def test_bitsandbytes(
+    shape: tuple[int, int], options: dict[str, Any], kind: str | None, tmp_path: Path
+) -> None:
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    check(tmp_path, config, bitsandbytes(shape, **options), kind)
+
+
+def test_eight_bits_of_bitsandbytes(tmp_path: Path) -> None:
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    check(tmp_path, config, bitsandbytes_8(WIDE), "int8")
+
+
+@pytest.mark.parametrize(
+    ("packing", "weight"),
+    [("auto_gptq", gptq((48, 320), symmetric=True)), ("auto_awq", awq((48, 320)))],
+)
+def test_auto_round(packing: str, weight: Weight, tmp_path: Path) -> None:
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True}
+    kind = "int4" if packing == "auto_gptq" else "w4z-g32-f16"
+    check(tmp_path, config | {"packing_format": f"auto_round:{packing}"}, weight, kind)

@@ -15,6 +15,7 @@ from support.model_helpers import assert_logits_close, our_logits, reference_mod
 from support.quantized_checkpoints import (
     Weight,
     awq,
+    bitsandbytes,
     config_group,
     fp8,
     gptq,
@@ -22,6 +23,7 @@ from support.quantized_checkpoints import (
     load_packed,
     mxfp4,
     named,
+    nvfp4,
     pack_quantized,
     read_weight,
     write_checkpoint,
@@ -74,11 +76,16 @@ CASES: dict[str, tuple[Any, Callable[[tuple[int, int]], Weight]]] = {
         config_group(num_bits=4, strategy="channel"),
         lambda shape: pack_quantized(shape, group=None),
     ),
+    "nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        lambda shape: nvfp4(shape, of_modelopt=True),
+    ),
 }
 WIDENED: dict[str, tuple[Any, Callable[[tuple[int, int]], Weight]]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32}, gptq),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32}, awq),
     "fp8": ({"quant_method": "fp8"}, lambda shape: fp8(shape, None, ".weight_scale")),
+    "bitsandbytes": ({"quant_method": "bitsandbytes"}, bitsandbytes),
 }
 
 
@@ -268,7 +275,18 @@ def test_a_damaged_component_is_named(damage: str, tmp_path: Path) -> None:
 
 CT = "compressed-tensors"
 REFUSED: list[tuple[Any, str]] = [
-    ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; supported"),
+    ({"quant_method": "hqq"}, "quant_method 'hqq' is not supported; supported"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size 32"),
+    ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllama"}, "exllama"),
+    (
+        {"quant_method": "auto-round", "bits": 4, "extra_config": {"m.x": {"bits": 8}}},
+        "other options for 'm.x'",
+    ),
+    (
+        {"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16"},
+        "bnb_4bit_quant_storage 'bfloat16'",
+    ),
     ({"bits": 4}, "quant_method None is not supported"),
     ({"quant_method": "gptq", "bits": 3}, "3 bits are not supported"),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
@@ -277,9 +295,13 @@ REFUSED: list[tuple[Any, str]] = [
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, "'weight_block_size'"),
-    ({"quant_method": CT, "format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
+    ({"quant_method": CT, "format": "marlin-24"}, "format 'marlin-24'"),
     (config_group(num_bits=3), "3 bits of type 'int' are not supported"),
-    (config_group(num_bits=4, type="float"), "4 bits of type 'float' are not supported"),
+    (config_group(num_bits=6, type="float"), "6 bits of type 'float' are not supported"),
+    (
+        config_group(num_bits=4, type="float", strategy="group", group_size=16),
+        "4 bits of type 'float' in groups of 16 with strategy 'group'",
+    ),
     (config_group(num_bits=4, strategy="tensor_group"), "strategy 'tensor_group'"),
     (config_group(num_bits=4, ignore=["re:("]), "wrong pattern 're:('"),
     (config_group(num_bits=4, ignore=["re:.*down_proj"]), "'ignore' names its module"),

@@ -23,7 +23,7 @@ from tests.unit.kernels.cpu.test_products import assert_close, multiply
 from tests.unit.kernels.cpu.test_unpacking import usable
 
 pytestmark = NEEDS_INT8
-BYTE_KINDS = [kind for kind in LAYOUTS if kind != "fp8"]
+BYTE_KINDS = [kind for kind in LAYOUTS if kind not in ("fp8", "nf4")]
 DTYPES = ("int8", "int16")
 USUAL_PAIRS = each_once([kind for kind in BYTE_KINDS if kind in USUAL], DTYPES)
 OTHER_PAIRS = [slow(kind, dtype) for kind in BYTE_KINDS if kind not in USUAL for dtype in DTYPES]
