@@ -309,38 +309,10 @@ class ModelConfig:
         }
 
     @property
-    def mixed_widths(self) -> tuple[int, ...]:
-        """The different widths of what the output projections of mixers read, in ascending
-        order."""
-        return tuple(sorted({mixer.width for mixer in self.mixers}))
-
-    @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The different rotations of the layers."""
         ropes = (attention.rope for attention in self.all_attentions)
         return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
-
-    @property
-    def read_widths(self) -> tuple[int, ...]:
-        """The different widths of what matrix products read, in ascending order."""
-        widths = {self.hidden_size, *self.mixed_widths, *self.inner_widths}
-        widths.update(*(attention.read_widths for attention in self.latent_attentions))
-        widths |= set() if self.per_layer is None else {self.per_layer.width}
-        widths |= {2 * self.hidden_size} if self.num_further else set()
-        return tuple(sorted(widths))
-
-    @property
-    def linear_widths(self) -> tuple[int, ...]:
-        """The different widths of the outputs of the layers' projections, in ascending order."""
-        widths = {self.hidden_size}.union(*(mixer.linear_widths for mixer in self.mixers))
-        widths |= {mlp.up_width for mlp in self.dense_mlps}
-        widths |= set() if self.per_layer is None else {self.per_layer.width}
-        return tuple(sorted(widths))
-
-    @property
-    def inner_widths(self) -> tuple[int, ...]:
-        """The different widths of the outputs of the MLPs' activations, in ascending order."""
-        return tuple(sorted({mlp.inner for mlp in self.dense_mlps}))
 
     @property
     def mixtures(self) -> tuple[MoESpec, ...]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
+from shmllm.models.widths import inner_widths, linear_widths, mixed_widths, read_widths
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
@@ -80,12 +81,12 @@ class CpuBuffers:
 
         hidden = config.hidden_size
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
-        self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
+        self._attended = {width: buffer(max_tokens, width) for width in mixed_widths(config)}
         self._latents = {
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
         }
-        self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
+        self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         halves = {rope: rope.rotary_dim // 2 for rope in config.ropes}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, half), buffer(max_tokens, half))
@@ -108,7 +109,7 @@ class CpuBuffers:
             spec: ExpertBuffers(allocate, spec, hidden, max_tokens) for spec in config.mixtures
         }
         self.mambas = {spec: MambaBuffers(allocate, spec, max_tokens) for spec in config.mambas}
-        self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
+        self._products = {width: buffer(max_tokens, width) for width in linear_widths(config)}
         self._unprojected = {
             width: buffer(max_tokens, width)
             for width in {each.query_rank for each in config.latent_attentions}
@@ -122,7 +123,7 @@ class CpuBuffers:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)
         self.rounded: Tensor | None = None
         if activation_dtype != "float32":
-            widest = max(config.read_widths)
+            widest = max(read_widths(config))
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
             sizes = [(most_rows, widest)]
             if activation_dtype in ("int8", "int16"):  # those of experts, by groups

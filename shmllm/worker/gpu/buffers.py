@@ -11,6 +11,7 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
+from shmllm.models.widths import inner_widths, linear_widths, mixed_widths
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
@@ -91,7 +92,7 @@ class GpuBuffers:
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
         self.spare = buffer(MAX_ROWS, hidden)
         self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)
-        self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
+        self._attended = {width: buffer(max_tokens, width) for width in mixed_widths(config)}
         self._latents = {
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
@@ -105,7 +106,7 @@ class GpuBuffers:
             for width in {each.query_rank for each in config.latent_attentions}
             if width is not None
         }
-        self._activated = {width: buffer(max_tokens, width) for width in config.inner_widths}
+        self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
             for rope in config.ropes
@@ -132,7 +133,7 @@ class GpuBuffers:
             )
             for spec in config.mambas
         }
-        self._products = {width: buffer(max_tokens, width) for width in config.linear_widths}
+        self._products = {width: buffer(max_tokens, width) for width in linear_widths(config)}
         self._part_sums, self._part_stats = (
             allocate((size,), torch.float32) for size in self._scratch_sizes
         )

@@ -1,0 +1,39 @@
+"""The different widths of what the operations of a model read and write: the sizes of a step's
+buffers. Each is in ascending order. This module must not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shmllm.models.config import ModelConfig
+
+
+def _ordered(widths: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(widths)))
+
+
+def mixed_widths(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the widths of what the output projections of mixers read."""
+    return _ordered(mixer.width for mixer in config.mixers)
+
+
+def inner_widths(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the widths of the outputs of the MLPs' activations."""
+    return _ordered(mlp.inner for mlp in config.dense_mlps)
+
+
+def read_widths(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the widths of what matrix products read."""
+    widths = {config.hidden_size, *mixed_widths(config), *inner_widths(config)}
+    widths.update(*(attention.read_widths for attention in config.latent_attentions))
+    widths |= set() if config.per_layer is None else {config.per_layer.width}
+    widths |= {2 * config.hidden_size} if config.num_further else set()
+    return _ordered(widths)
+
+
+def linear_widths(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the widths of the outputs of the layers' projections."""
+    widths = {config.hidden_size}.union(*(mixer.linear_widths for mixer in config.mixers))
+    widths |= {mlp.up_width for mlp in config.dense_mlps}
+    widths |= set() if config.per_layer is None else {config.per_layer.width}
+    return _ordered(widths)
