@@ -70,6 +70,10 @@ TILES = Facts(128, multiplies=True)
 
 FACTS = {
     "activation._activate": ROWS,
+    "activation._activate_sparse": KEPT,
+    "altup._correct": ROWS,
+    "altup._match_magnitude": ROWS,
+    "altup._predict": ROWS,
     "attention_kernels.attend": Facts(128, 256, multiplies=True),
     "attention_kernels.merge_splits": ROWS,
     "chunk_summaries.summarise_chunks": KEPT,

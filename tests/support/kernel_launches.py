@@ -32,6 +32,7 @@ from triton.runtime.jit import JITFunction
 from shmllm.models.matrices import FORMATS
 from shmllm_kernels.gpu import (
     activation,
+    altup,
     delta_net,
     few_mamba_inputs,
     few_mamba_scan,
@@ -164,6 +165,7 @@ def rows(capability: int) -> None:
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
     for name in ("silu", "gelu", "gelu_tanh", "relu", "relu_squared"):
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
+    activation.activate_sparse(empty(4, 14_336), gate_up, "gelu_tanh", 1.645)
     for name in ("gelu", "gelu_tanh"):
         activation.activate(gate_up, gate_up.clone(), name, is_gated=False)
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
@@ -293,6 +295,11 @@ def step() -> None:
         of_layers, of_layers.clone(), ids, ids, of_layers[0, :256], 1e-6, 0.02, 16.0, 0
     )
     per_layer.gate_layer_input(of_layers[:, 256:512], empty(4, 256), "gelu_tanh")
+    streams, routed, rows = empty(4, 4, 2048), empty(4, 4), empty(4, 2048)
+    altup.predict(streams, routed, empty(16, 4), 2**-11, 0, rows)
+    for scale in (None, empty(2048)):
+        altup.correct(streams, rows, routed, empty(4, 4), 2**-11, 0, scale)
+    altup.match_magnitude(rows, empty(4, 2048), empty(4, 2048))
     angles = empty(4, 128), empty(4, 128)
     frequencies, axes = empty(64, dtype=torch.float32), empty(64, dtype=torch.int64)
     rope_tables(*angles, ids, frequencies, 1.0)

@@ -24,7 +24,8 @@ def _add_row(addend, residual, width, scale):
 
 
 @compiled_with("reassoc", "contract")
-def _mean_square(address, count):
+def mean_square(address, count):
+    """Returns the mean of the squares of `count` float32."""
     values = floats(address)
     total = np.float32(0.0)
     for i in range(count):
@@ -33,7 +34,8 @@ def _mean_square(address, count):
 
 
 @compiled_with("reassoc", "contract")
-def _mean(address, count):
+def mean_of(address, count):
+    """Returns the mean of `count` float32."""
     values = floats(address)
     total = np.float32(0.0)
     for i in range(count):
@@ -42,7 +44,8 @@ def _mean(address, count):
 
 
 @compiled_with("reassoc", "contract")
-def _variance(address, count, mean):
+def variance_of(address, count, mean):
+    """Returns the mean of the squared distances of `count` float32 from their mean."""
     values = floats(address)
     total = np.float32(0.0)
     for i in range(count):
@@ -68,7 +71,7 @@ def add_rms_norm(operands, begin, end, kind):
         source = residual + row * stride
         if addend != 0:
             _add_row(addend + row * width * 4, source, width, scale)
-        factor = np.float32(1.0) / np.sqrt(_mean_square(source, width) + eps)
+        factor = np.float32(1.0) / np.sqrt(mean_square(source, width) + eps)
         if out == residual:  # LLVM vectorises each of the two
             _multiply_row(source, source, width, factor, weight, offset, kind)
         else:
@@ -102,8 +105,8 @@ def _add_layer_norm(operands, piece, thread, num_threads, kind):
         source = residual + row * stride
         if addend != 0:
             _add_row(addend + row * width * 4, source, width, scale)
-        mean = _mean(source, width)
-        factor = np.float32(1.0) / np.sqrt(_variance(source, width, mean) + eps)
+        mean = mean_of(source, width)
+        factor = np.float32(1.0) / np.sqrt(variance_of(source, width, mean) + eps)
         values, normed = floats(source), floats(out + row * width * 4)
         for i in range(width):
             normed[i] = (values[i] - mean) * factor * (number(weight, i, kind) + offset)

@@ -32,7 +32,8 @@ def _embed(operands, piece, thread, num_threads, kind):
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         token = word(word(operands, 7), row)
-        token = word(operands, 10) if token < 0 else token
+        has_row = (token >= 0) & (token < word(operands, 11))
+        token = token if has_row else word(operands, 10)
         source = word(operands, 8) + token * num_layers * width * itemsize(kind)
         for layer in range(num_layers):
             place = x + 4 * (row * num_layers + layer) * width
@@ -51,7 +52,8 @@ table_scale * table[token_id]) / sqrt(2)``, with a norm over each layer's part.
 
 Operands: address of the number of rows; x [rows, layers, width]; layers; width; weight [width]; eps
 and scale, numbers from `word_of_float`; token_ids int64; table [vocabulary, layers, width];
-table_scale, a number from `word_of_float`; the token that replaces negative ids.
+table_scale, a number from `word_of_float`; the token that replaces those without a row; the number
+of rows.
 """
 
 

@@ -10,9 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.functions import sigmoid, tanh
 
 BLOCK = 1024
+SPARSE_BLOCK = 4096
 
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _SQRT_2_OVER_PI = tl.constexpr(0.7978845608028654)
@@ -60,6 +62,34 @@ def _activate(
     tl.store(out_ptr + row * out_stride + columns, value, mask=inside)
 
 
+@triton.jit
+def _activate_sparse(
+    x_ptr, out_ptr, in_stride, out_stride, dim, deviations, NAME: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    dtype = out_ptr.dtype.element_ty
+    columns = tl.arange(0, BLOCK)
+    source = x_ptr + row * in_stride
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, dim, BLOCK):
+        inside = first + columns < dim
+        sums += tl.load(source + first + columns, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(sums, axis=0) / dim
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, dim, BLOCK):
+        inside = first + columns < dim
+        gate = tl.load(source + first + columns, mask=inside, other=0.0).to(tl.float32)
+        sums += tl.where(inside, (gate - mean) * (gate - mean), 0.0)
+    cut = mean + deviations * tl.sqrt(tl.sum(sums, axis=0) / dim)
+    for first in range(0, dim, BLOCK):
+        inside = first + columns < dim
+        gate = tl.load(source + first + columns, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(source + dim + first + columns, mask=inside, other=0.0).to(tl.float32)
+        value = active(tl.maximum(gate - cut, 0.0), NAME).to(dtype)
+        product = (value.to(tl.float32) * up).to(dtype)
+        tl.store(out_ptr + row * out_stride + first + columns, product, mask=inside)
+
+
 def activate(out: Tensor, x: Tensor, name: str, is_gated: bool) -> None:
     """Writes ``reference.activation.activate(x, name, is_gated)`` to ``out``.
 
@@ -83,3 +113,28 @@ def activate(out: Tensor, x: Tensor, name: str, is_gated: bool) -> None:
     grid = (rows, triton.cdiv(dim, BLOCK))
     strides = x.stride(0), out.stride(0)
     _activate[grid](x, out, *strides, dim, NAME=name, IS_GATED=is_gated, BLOCK=BLOCK, num_warps=4)
+
+
+def activate_sparse(out: Tensor, x: Tensor, name: str, deviations: float) -> None:
+    """Writes ``reference.activation.activate_sparse(x, name, deviations)`` to ``out``.
+
+    Args:
+        out: [rows, dim], each row contiguous, with any stride between rows.
+        x: [rows, 2 * dim], likewise, the gate in the first half; out's dtype.
+        name: see `activate`.
+        deviations: by how many standard deviations the cut of a row lies above the mean.
+
+    One program computes a row and reads its gates three times. One launch in each layer of such an
+    MLP: 96 KiB for a row of 16,384 in bfloat16.
+    """
+    rows, dim = out.shape
+    assert x.shape == (rows, 2 * dim), "x must be twice as wide as out"
+    assert x.dtype == out.dtype, "x must have out's dtype"
+    assert x.stride(1) == out.stride(1) == 1, "rows must be contiguous"
+    if rows == 0 or dim == 0:
+        return
+    block = min(next_power_of_two(dim), SPARSE_BLOCK)
+    strides = x.stride(0), out.stride(0)
+    _activate_sparse[(rows,)](
+        x, out, *strides, dim, deviations, NAME=name, BLOCK=block, num_warps=8
+    )

@@ -30,6 +30,7 @@ def _embed(
     eps,
     scale,
     table_scale,
+    num_tokens,
     padding,
     BLOCK: tl.constexpr,
 ):
@@ -38,7 +39,7 @@ def _embed(
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     token = source_of(ids_ptr, last_tokens_ptr, row, True, True).to(tl.int64)
-    token = tl.where(token < 0, padding, token)
+    token = tl.where((token < 0) | (token >= num_tokens), padding, token)
     places = x_ptr + row * x_stride + first + columns
     x = tl.load(places, mask=inside, other=0.0).to(tl.float32) * scale
     x *= tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
@@ -106,6 +107,7 @@ def embed_per_layer(
         eps,
         scale,
         table_scale,
+        len(table),
         padding,
         BLOCK=next_power_of_two(width),
         num_warps=1,

@@ -38,3 +38,21 @@ def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
         return function(x)
     gate, up = x.chunk(2, -1)
     return function(gate) * up
+
+
+def activate_sparse(x: Tensor, name: str, deviations: float) -> Tensor:
+    """Returns ``f(max(gate - cut, 0)) * up``, where a row's cut lies so many standard deviations of
+    its gates above their mean.
+
+    Args:
+        x: [..., 2 * dim], gates and ups side by side.
+        name: see `activate`.
+        deviations: how many.
+
+    Returns:
+        [..., dim], in x's dtype.
+    """
+    gate, up = x.chunk(2, -1)
+    centred = gate - gate.mean(-1, keepdim=True)
+    deviation = centred.square().mean(-1, keepdim=True).sqrt()
+    return _FUNCTIONS[name](F.relu(centred - deviations * deviation)) * up

@@ -25,7 +25,7 @@ def embed_per_layer(
     Args:
         projected: [tokens, layers * width], the projections of the tokens' embeddings.
         table: [vocabulary, layers * width].
-        token_ids: [tokens]; `padding` replaces negative ones.
+        token_ids: [tokens]; `padding` replaces those that the table lacks.
         weight: [width], the weight of the norm of each layer's part.
         eps: the eps of that norm.
         scale: the factor of the projections.
@@ -37,7 +37,8 @@ def embed_per_layer(
     """
     of_layers = (projected * scale).unflatten(-1, (-1, len(weight)))
     normed = rms_norm(of_layers, weight, eps).flatten(-2)
-    found = table[token_ids.where(token_ids >= 0, padding)] * table_scale
+    has_row = (token_ids >= 0) & (token_ids < len(table))
+    found = table[token_ids.where(has_row, padding)] * table_scale
     return (normed + found) * math.sqrt(0.5)
 
 

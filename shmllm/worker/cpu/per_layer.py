@@ -42,7 +42,7 @@ class PerLayerOps:
         operands = [
             self._num_tokens, out.data_ptr(), inputs.num_layers, spec.width,
             norm.weight.data_ptr(), *numbers, self._inputs.token_ids.ctypes.data, table.data_ptr(),
-            word_of_float(inputs.scale), spec.padding,
+            word_of_float(inputs.scale), spec.padding, spec.vocab_size,
         ]  # fmt: skip
         self._kernels.record(EMBED_PER_LAYER[kind_of(table)], operands, label="embed_per_layer")
 

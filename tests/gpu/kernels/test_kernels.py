@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from conformance.altup_kernels import AltUpConformance
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
 from conformance.decode_attention_kernel import DecodeAttentionConformance, Decodes, Step
@@ -46,6 +47,10 @@ from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 
 __all__ = ["short_lists"]
+
+
+class TestAltUp(AltUpConformance):
+    pass
 
 
 class TestAttention(AttentionConformance):

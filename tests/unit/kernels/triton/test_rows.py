@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from conformance.altup_kernels import AltUpConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 
 
 class TestRowKernels(RowKernelsConformance):
+    pass
+
+
+class TestAltUp(AltUpConformance):
     pass
 
 
