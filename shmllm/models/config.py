@@ -33,7 +33,15 @@ from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
-from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
+from shmllm.models.specs import (
+    AltUpSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    MLPSpec,
+    MoESpec,
+    NormSpec,
+    PerLayerSpec,
+)
 
 if TYPE_CHECKING:
     from shmllm.models.vision.specs import VisionSpec
@@ -79,6 +87,7 @@ class ModelConfig:
         logits_cap: scaled logits become ``logits_cap * tanh(logit / logits_cap)``; None: they stay.
         transposed: whether a checkpoint has the matrices of the layers as [in, out].
         per_layer: the inputs that each layer has of its own; None: there are none.
+        altup: how several residual streams are predicted and corrected; None: there is one.
         scales_layers: whether each layer ends by multiplying the residual stream by a weight.
         further_layers: the layers that a checkpoint may have behind those of the model, each of
             which predicts one token further ahead.
@@ -121,6 +130,7 @@ class ModelConfig:
     logits_cap: float | None = None
     transposed: bool = False
     per_layer: PerLayerSpec | None = None
+    altup: AltUpSpec | None = None
     scales_layers: bool = False
     further_layers: tuple[LayerSpec, ...] = ()
     num_further: int = 0
@@ -213,6 +223,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def num_streams(self) -> int:
+        """The number of residual streams."""
+        return 1 if self.altup is None else self.altup.num_streams
 
     @property
     def both_ways(self) -> bool:
@@ -331,6 +346,7 @@ class ModelConfig:
         rows = self.vocab_size + self.num_learned_positions
         rows += sum(sum(mixer.linear_widths) + mixer.width for mixer in self.mixers)
         rows += sum(mlp.num_rows for mlp in self.feed_forwards)
+        rows += 2 * (self.num_streams - 1) * self.hidden_size
         of_layers = 0
         if self.per_layer is not None:
             of_layers = self.per_layer.vocab_size * self.per_layer.width * self.num_layers

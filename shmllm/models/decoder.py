@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
+from shmllm.models.altup import AltUp
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder_layer import DecoderLayer
 from shmllm.models.further_layer import FurtherLayer
@@ -22,6 +23,7 @@ from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.per_layer import PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.shares import Division, Share
+from shmllm.models.streams import begin_streams, end_streams
 from shmllm.models.towers import make_towers
 from shmllm.models.weight_names import LM_HEAD, model_name, tower_name
 
@@ -66,6 +68,7 @@ class DecoderModel(Model):
         self.per_layer: PerLayerInputs | None = None
         if config.per_layer is not None:
             self.per_layer = PerLayerInputs(config, config.per_layer, storage)
+        self.altup = None if config.altup is None else AltUp(config, config.altup, storage)
         stage = config.stage
         self.layers = [
             DecoderLayer(config, layer, storage.kept_if(stage.has(layer)))
@@ -135,11 +138,15 @@ class DecoderModel(Model):
             residual = ops.norm(residual, self.embedding.norm)
         if self.per_layer is not None:
             ops.embed_per_layer(residual, self.per_layer)
+        if self.altup is not None:
+            begin_streams(ops, self.altup)
         return residual
 
     def finish(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
         """Computes what `forward` returns from what the last layer leaves: what is still to be
         added to the residual stream, or None, and that stream."""
+        if self.altup is not None:
+            residual = end_streams(ops, self.altup)
         norm = self.norm if self.config.stage.is_last else None
         return ops.add_norm(x, residual, norm, self.config.residual_scale)
 
@@ -163,6 +170,8 @@ class DecoderModel(Model):
         weights = self.embedding.named_weights()
         if self.per_layer is not None:
             weights |= self.per_layer.named_weights()
+        if self.altup is not None:
+            weights |= self.altup.named_weights()
         for index, layer in enumerate(self.layers):
             weights |= layer.named_weights(f"model.layers.{index}")
         for index, further in enumerate(self.further, self.config.num_layers):
@@ -214,5 +223,5 @@ class DecoderModel(Model):
             norms += further.norms
         for layer in (*self.layers, *(further.layer for further in self.further)):
             norms += layer.all_norms()
-            yield from () if layer.scale is None else ((layer.scale, 1.0),)
+            yield from ((factor, 1.0) for factor in layer.neutral_factors())
         yield from ((norm.weight, 1.0 - norm.spec.offset) for norm in norms)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from shmllm.models.altup import AltUpLayer, Laurel
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.layers import NamedWeights, Norm, Storage
@@ -17,6 +18,7 @@ from shmllm.models.mixers import MIXERS, Mixer
 from shmllm.models.ops import Ops
 from shmllm.models.per_layer import LayerInput
 from shmllm.models.specs import LayerSpec
+from shmllm.models.streams import SQRT_HALF, add_laurel, correct_streams, predict_streams
 
 
 class DecoderLayer:
@@ -27,6 +29,8 @@ class DecoderLayer:
         norms: its norms before and behind mixer and MLP, by the name of the weight.
         mixer: its attention, or what takes its place, or None.
         mlp: its feed-forward, or None.
+        laurel: the branch beside the mixer, or None.
+        altup: what predicts and corrects several residual streams, or None.
         input: what adds its own input, or None.
         scale: [1], the factor of the residual stream behind it, or None.
     """
@@ -47,12 +51,20 @@ class DecoderLayer:
         self.mixer: Mixer | None = None
         if mixer is not None:
             self.mixer = MIXERS[type(mixer)].make(config, layer, mixer, storage)
+        self.laurel: Laurel | None = None
+        self._mixed_scale = config.residual_scale
+        if self.spec.laurel_rank is not None:
+            self.laurel = Laurel(config, self.spec.laurel_rank, storage)
+            self._mixed_scale *= SQRT_HALF
         self._after_mixer = norm(names.after_mixer)
         self._before_mlp = norm(names.before_mlp)
         self.mlp: FeedForward | None = None
         if mlp is not None:
             self.mlp = FEED_FORWARDS[type(mlp)].make(config, mlp, storage)
         self._after_mlp = norm(names.after_mlp)
+        self.altup: AltUpLayer | None = None
+        if config.altup is not None:
+            self.altup = AltUpLayer(config, config.altup, storage)
         self.input: LayerInput | None = None
         if config.per_layer is not None:
             self.input = LayerInput(config, layer, config.per_layer, storage)
@@ -65,22 +77,38 @@ class DecoderLayer:
             ops: the operations of the device.
             x: [tokens, hidden], the output of the previous layer, which this layer adds to
                 ``residual``; None in the first layer.
-            residual: [tokens, hidden], the residual stream, changed in place.
+            residual: [tokens, hidden], the residual stream, changed in place; if there are several
+                streams, the layer reads and changes these.
 
         Returns:
             [tokens, hidden], which the next norm adds to ``residual``; None: nothing is left.
         """
+        if self.altup is not None:
+            self._run_with_streams(ops, self.altup)
+            return None
         out = self._run(ops, x, residual)
         if self.input is None and self.scale is None:
             return out
         ops.add_norm(out, residual, None, self._residual_scale)
         if self.input is not None:
-            gated = ops.gate_layer_input(ops.linear(residual, self.input.gate), self.input)
-            out = ops.norm(ops.linear(gated, self.input.projection), self.input.norm)
-            ops.add_norm(out, residual, None, 1.0)
+            ops.add_norm(self._project_input(ops, residual, self.input), residual, None, 1.0)
         if self.scale is not None:
             ops.scale(residual, 1.0, self.scale)
         return None
+
+    def _run_with_streams(self, ops: Ops, altup: AltUpLayer) -> None:
+        """Runs a layer that reads one of several streams and changes all of them."""
+        residual = predict_streams(ops, altup)
+        out = self._run(ops, None, residual)
+        ops.add_norm(out, residual, None, self._residual_scale)
+        corrected = correct_streams(ops, residual, altup)
+        if self.input is not None:
+            ops.add_to_streams(self._project_input(ops, corrected, self.input))
+
+    def _project_input(self, ops: Ops, x: Tensor, own: LayerInput) -> Tensor:
+        """Returns what the layer's own input adds behind it, [tokens, hidden]."""
+        gated = ops.gate_layer_input(ops.linear(x, own.gate), own)
+        return ops.norm(ops.linear(gated, own.projection), own.norm)
 
     def _run(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor | None:
         if self.spec.norms.of_sums:
@@ -89,7 +117,9 @@ class DecoderLayer:
         scale, normed = self._residual_scale, None
         if self.mixer is not None:
             normed = ops.add_norm(x, residual, self._before_mixer, scale)
-            x = self._mix(ops, normed, residual)
+            if self.laurel is not None:
+                add_laurel(ops, normed, residual, self.laurel)
+            x, scale = self._mix(ops, normed, residual), self._mixed_scale
             if self._after_mixer is not None:
                 x = ops.norm(x, self._after_mixer)
         if self.mlp is None:
@@ -127,8 +157,8 @@ class DecoderLayer:
             weights |= self.mlp.named_weights(f"{prefix}.mlp")
         for name, norm in self.norms.items():
             weights |= norm.named_weights(f"{prefix}.{name}")
-        if self.input is not None:
-            weights |= self.input.named_weights(prefix)
+        for part in (self.laurel, self.altup, self.input):
+            weights |= {} if part is None else part.named_weights(prefix)
         if self.scale is not None:
             weights[f"{prefix}.layer_scalar"] = (self.scale,)
         return weights
@@ -140,8 +170,18 @@ class DecoderLayer:
             yield from self.mixer.norms
         if self.mlp is not None:
             yield from self.mlp.norms
+        if self.laurel is not None:
+            yield self.laurel.norm
+        if self.altup is not None:
+            yield self.altup.router_norm
         if self.input is not None:
             yield self.input.norm
+
+    def neutral_factors(self) -> Iterator[Tensor]:
+        """Yields its weights that are factors, which ones leave as they are."""
+        yield from () if self.scale is None else (self.scale,)
+        if self.altup is not None and self.altup.scale is not None:
+            yield self.altup.scale
 
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules."""

@@ -46,7 +46,7 @@ def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 131_072)
     types = _read_types(fields)
     attentions = _read_attentions(fields, types, positions)
-    sources = _sources(fields, types)
+    sources = read_kv_sources(fields, types, 0)
     layers = [
         LayerSpec(
             mixer=replace(attention, source=source),
@@ -61,12 +61,7 @@ def configure(fields: Fields) -> ModelConfig:
         norm=replace(model.norm, offset=0.0),
         per_layer=_read_per_layer(fields, model.vocab_size),
         scales_layers=True,
-        skipped_prefixes=tuple(
-            f"model.layers.{index}.self_attn.{name}."
-            for index, source in enumerate(sources)
-            if source is not None
-            for name in ("k_proj", "v_proj", "k_norm", "v_norm")
-        ),
+        skipped_prefixes=unread_keys(sources),
     )
 
 
@@ -164,10 +159,10 @@ def _rope(fields: Fields, positions: int, head_dim: int, kind: str) -> RopeConfi
     return RopeConfig.from_fields(own, positions, head_dim, layer_type=kind)
 
 
-def _sources(fields: Fields, types: tuple[str, ...]) -> list[int | None]:
+def read_kv_sources(fields: Fields, types: tuple[str, ...], num_shared: int) -> list[int | None]:
     """Returns for each layer the one whose keys and values it reads: of the last
-    ``num_kv_shared_layers``, the last layer of its type before these."""
-    first = len(types) - fields.integer("num_kv_shared_layers", 0, minimum=0)
+    ``num_kv_shared_layers``, by default `num_shared`, the last layer of its type before these."""
+    first = len(types) - fields.integer("num_kv_shared_layers", num_shared, minimum=0)
     last = {kind: index for index, kind in enumerate(types[: max(first, 0)])}
     lacking = [kind for kind in types[max(first, 0) :] if kind not in last]
     if lacking:
@@ -176,6 +171,17 @@ def _sources(fields: Fields, types: tuple[str, ...]) -> list[int | None]:
             "that has keys and values"
         )
     return [None if index < first else last[kind] for index, kind in enumerate(types)]
+
+
+def unread_keys(sources: list[int | None]) -> tuple[str, ...]:
+    """Returns the prefixes of the tensors that layers have in checkpoints, although they read the
+    keys and values of another one."""
+    return tuple(
+        f"model.layers.{index}.self_attn.{name}."
+        for index, source in enumerate(sources)
+        if source is not None
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
 
 
 def _read_feed_forward(fields: Fields, is_shared: bool) -> MLPSpec | DenseAndExpertsSpec:

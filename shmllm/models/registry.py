@@ -33,6 +33,8 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma3nForCausalLM": "gemma3n",
+    "Gemma3nForConditionalGeneration": "gemma3n",
     "CwmForCausalLM": "cwm",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
@@ -151,6 +153,7 @@ _WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "KimiK25ForConditionalGeneration": ("deepseek_v3",),
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
+    "Gemma3nForConditionalGeneration": ("gemma3n_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
     "Glm4vForConditionalGeneration": ("glm4v_text",),
     "Idefics3ForConditionalGeneration": ("llama",),

@@ -64,6 +64,8 @@ def _shard_short_convolution(spec: ShortConvolutionSpec, size: int) -> ShortConv
 
 
 def _shard_mlp(spec: MLPSpec, size: int) -> MLPSpec:
+    if spec.sparsity:  # a cut depends on all columns
+        return spec
     return replace(spec, inner=_divide(spec.inner, size, "columns of an MLP"))
 
 

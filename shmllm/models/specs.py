@@ -8,6 +8,7 @@ torch: front ends import it too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 from shmllm.models.mixer_specs import MixerSpec
@@ -46,12 +47,20 @@ class MLPSpec:
         activation: "silu", "gelu" (with the error function), "gelu_tanh", "relu" or "relu_squared".
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias: whether the projections have a bias.
+        sparsity: the share of a token's gates that would be zero, were they distributed normally:
+            ``max(gate - cut, 0)`` takes the place of a gate; 0: they stay.
     """
 
     inner: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    sparsity: float = 0.0
+
+    @property
+    def deviations(self) -> float:
+        """By how many standard deviations the cut of a token's gates lies above their mean."""
+        return NormalDist().inv_cdf(self.sparsity)
 
     @property
     def up_width(self) -> int:
@@ -219,13 +228,35 @@ class PerLayerSpec:
         vocab_size: the number of tokens in the table.
         width: the width of a layer's input.
         activation: the activation.
-        padding: the token whose inputs embeddings get that a prompt gives itself.
+        padding: the token whose inputs those tokens get that the table lacks, and embeddings that a
+            prompt gives itself.
     """
 
     vocab_size: int
     width: int
     activation: Activation
     padding: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpSpec:
+    """Several residual streams, one of which each layer reads (AltUp; Baykal et al., 2023).
+
+    The streams begin as projections of a token's embedding, and end as the mean of projections. In
+    front of a layer, a mixture of all streams predicts each of them. Behind it, each is corrected
+    by what the layer has changed in the active one. Inputs of a layer's own are added to all
+    streams but the first.
+
+    Attributes:
+        num_streams: the number of streams.
+        active: the stream that layers read.
+        scaled: whether the projection of a layer's own input reads the active stream times a
+            weight.
+    """
+
+    num_streams: int
+    active: int = 0
+    scaled: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,9 +295,12 @@ class LayerSpec:
         norms: the norms before and behind both.
         parallel: whether the MLP reads the stream that the mixer reads, and not its sum with the
             mixer's output.
+        laurel_rank: the rank of a branch beside the mixer (LAuReL; Menghani et al., 2024), which
+            reads what the mixer reads; None: there is none.
     """
 
     mixer: MixerSpec | None
     mlp: FeedForwardSpec | None
     norms: LayerNorms = PRE_NORMS
     parallel: bool = False
+    laurel_rank: int | None = None

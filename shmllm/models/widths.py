@@ -22,12 +22,18 @@ def inner_widths(config: ModelConfig) -> tuple[int, ...]:
     return _ordered(mlp.inner for mlp in config.dense_mlps)
 
 
+def _laurel_ranks(config: ModelConfig) -> set[int]:
+    ranks = (layer.laurel_rank for layer in config.layers)
+    return {rank for rank in ranks if rank is not None}
+
+
 def read_widths(config: ModelConfig) -> tuple[int, ...]:
     """Returns the widths of what matrix products read."""
     widths = {config.hidden_size, *mixed_widths(config), *inner_widths(config)}
     widths.update(*(attention.read_widths for attention in config.latent_attentions))
     widths |= set() if config.per_layer is None else {config.per_layer.width}
     widths |= {2 * config.hidden_size} if config.num_further else set()
+    widths |= _laurel_ranks(config)
     return _ordered(widths)
 
 
@@ -36,4 +42,6 @@ def linear_widths(config: ModelConfig) -> tuple[int, ...]:
     widths = {config.hidden_size}.union(*(mixer.linear_widths for mixer in config.mixers))
     widths |= {mlp.up_width for mlp in config.dense_mlps}
     widths |= set() if config.per_layer is None else {config.per_layer.width}
+    widths |= set() if config.altup is None else {config.altup.num_streams}
+    widths |= _laurel_ranks(config)
     return _ordered(widths)

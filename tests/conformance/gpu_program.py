@@ -109,6 +109,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 1.5,
         "final_logit_softcapping": 2.0,
     },
+    "gemma3n": {
+        "head_dim": 16,
+        "sliding_window": 5,
+        "num_hidden_layers": 4,
+        "layer_types": 2 * LAYER_TYPES,
+        "num_kv_shared_layers": 2,
+        "vocab_size_per_layer_input": 90,
+        "hidden_size_per_layer_input": 16,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.6, 0.0, 0.0, 0.3],
+    },
     "gemma4": {
         "head_dim": 16,
         "global_head_dim": 32,

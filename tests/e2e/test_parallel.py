@@ -27,7 +27,8 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 RANKS: dict[str, Any] = LOCAL | {"tensor_parallel_size": 2}
 RANKED = [kind if kind == "qwen3_next" else slow(kind) for kind in VARIANTS]
-STAGED = [kind if kind == "deepseek_v3" else slow(kind) for kind in VARIANTS if kind != "gemma4"]
+PER_LAYER = ("gemma4", "gemma3n")
+STAGED = [k if k == "deepseek_v3" else slow(k) for k in VARIANTS if k not in PER_LAYER]
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 MEAN = PoolingParams(pooling_type="MEAN")
 
@@ -69,7 +70,7 @@ def test_two_stages_have_the_bits_of_one_process(reference: ReferenceModel) -> N
         assert logits_of(llm, reference.prompts) == expected
 
 
-@pytest.mark.parametrize("reference", ["gemma4"], indirect=True)
+@pytest.mark.parametrize("reference", ["gemma4", slow("gemma3n")], indirect=True)
 def test_layers_that_all_read_the_tokens_are_refused_as_stages(reference: ReferenceModel) -> None:
     with pytest.raises(EngineStartError, match="each of its layers reads the tokens"):
         LLM(str(reference.directory), **LOCAL, pipeline_parallel_size=2)

@@ -1,6 +1,6 @@
 """Prompts given as embeddings equal transformers' in families that change what a table returns: a
 factor of the tokens' embeddings (Gemma), of all embeddings (Granite), learned positions (GPT-2), or
-inputs that each layer has of its own (Gemma 4)."""
+inputs that each layer has of its own (Gemma 3n and 4)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mamba2": {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 16},
     "gpt2": {},
+    "gemma3n": {
+        "head_dim": 16,
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 90,
+        "hidden_size_per_layer_input": 24,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0, 0.0],
+    },
     "gemma4": {
         "head_dim": 16,
         "global_head_dim": 32,
@@ -35,7 +44,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention"] * 3,
     },
 }
-KINDS = ["gemma3", "granite", "gpt2", "gemma4", slow("granite_moe_hybrid"), slow("mamba2")]
+KINDS = ["gemma3", "granite", "gpt2", "gemma4"]
+KINDS += map(slow, ("gemma3n", "granite_moe_hybrid", "mamba2"))
 NUM_TOKENS = 8
 
 

@@ -32,6 +32,7 @@ from transformers import (
     FalconMambaConfig,
     FlexOlmoConfig,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GemmaConfig,
@@ -144,6 +145,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "gemma": GemmaConfig,
     "gemma2": Gemma2Config,
     "gemma3": Gemma3TextConfig,
+    "gemma3n": Gemma3nTextConfig,
     "gemma4": Gemma4TextConfig,
     "glm": GlmConfig,
     "glm4": Glm4Config,
@@ -216,8 +218,10 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 STATE_PARAMETERS = (
     *("conv1d.weight", "conv1d.bias", "A_log", "dt_bias", ".D"),
     *("conv.conv.weight", "conv.conv.bias"),
+    *("_coefs.weight", "modality_router.weight"),
 )
-"""The parameters of recurrent layers that are no matrices of products."""
+"""The parameters of recurrent layers that are no matrices of products, and those that mix
+streams."""
 
 
 def reference_model(

@@ -218,6 +218,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"sliding_window": 48}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
     "gemma3": ("Gemma3", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 7}),
+    "gemma3n": (
+        "Gemma3nText",
+        {
+            "head_dim": 16,
+            "sliding_window": 48,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": 4000,
+            "hidden_size_per_layer_input": 16,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0, 0.0, 0.0],
+        },
+    ),
     "gemma4": (
         "Gemma4Text",
         {
@@ -304,7 +318,8 @@ WITH_EXPERTS = (
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
-    *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
+    *("deepseek_v2", "deepseek_v3", "gemma3n", "gemma4", "glm4_moe", "glm4_moe_lite"),
+    *("mistral4", "nanochat"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum", "minicpm3"),
     *("cwm", "hyperclovax", "jais2", "vaultgemma"),
     *("falcon", "falcon_7b", "gpt_bigcode", "codegen", "gpt_neo"),
@@ -318,14 +333,15 @@ rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
     *(*DENSE, *WITH_EXPERTS),
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "mistral4", "olmo2", "olmoe"),
-    *("minicpm3", "lfm2", "lfm2_moe", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
+    *("gemma3n", "minicpm3", "lfm2", "lfm2_moe", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
 )
 """Those that differ from the ones in QUICK by few options, or whose layers other tests compare with
 transformers: only slow tests run them."""
 KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 """All architectures, as parameters of a test. Only those in QUICK are in the default suite."""
-INEXACT = (*RECURRENT, "gemma4")
-"""Those whose hidden states transformers does not compute to 1e-5 in float32. Its delta nets and
+INEXACT = (*RECURRENT, "gemma3n", "gemma4")
+"""Those whose hidden states transformers does not compute to 1e-5 in float32, and those of which a
+token's embedding is not all that layers read of it (Gemma 3n and 4). Its delta nets and
 its Mamba 2 work in chunks, whose rounding errors are 2e-5, and prefix-cache hits are shorter with
 states. It is 2.0e-5 from float64 for this Gemma 4, where shmllm is 1.3e-5 from it."""
 EXACT_KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS if kind not in INEXACT]
@@ -367,6 +383,11 @@ class ReferenceModel:
         self._greedy = continuations
 
 
+MIXING = ("bias", "conv1d.weight", "A_log", "_coefs.weight", "modality_router.weight")
+"""The ends of the names of parameters that would change little as matrices do: biases, and what
+mixes tokens or streams."""
+
+
 def draw_weights(model: Any) -> None:
     """Random models tie; larger matrices make their greedy choices clear. Norms, biases and sinks
     that are all ones or zeros would hide a mistake."""
@@ -374,7 +395,7 @@ def draw_weights(model: Any) -> None:
         for name, parameter in model.named_parameters():
             if "norm" in name or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
-            elif parameter.ndim == 1 or name.endswith(("bias", "conv1d.weight", "A_log")):
+            elif parameter.ndim == 1 or name.endswith(MIXING):
                 parameter.normal_(0.0, 0.5)
             elif not name.endswith(("x_proj.weight", "dt_proj.weight")):  # they make exponents
                 parameter.mul_(WEIGHT_SCALE)

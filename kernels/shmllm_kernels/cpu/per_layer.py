@@ -62,15 +62,18 @@ def _gate(operands, piece, thread, num_threads, name):
     x, width, inputs, stride = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
+    out = word(operands, 5)
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         values, factors = floats(x + row * width * 4), floats(inputs + row * stride)
+        gated = floats(out + row * width * 4)
         for i in range(width):
-            values[i] = activation(values[i], name) * factors[i]
+            gated[i] = activation(values[i], name) * factors[i]
 
 
 GATE_LAYER_INPUT = {name: Kernel(count_pieces, _gate, name) for name in ACTIVATIONS}
-"""Kernels by the activation's name. ``x = f(x) * inputs``, in place.
+"""Kernels by the activation's name. ``out = f(x) * inputs``.
 
-Operands: address of the number of rows; x [rows, width]; width; inputs, their stride in bytes.
+Operands: address of the number of rows; x [rows, width]; width; inputs, their stride in bytes; out
+[rows, width].
 """

@@ -34,7 +34,9 @@ class CpuBuffers:
         group: the group whose ranks share some of the buffers.
 
     Attributes:
-        hidden: [max_tokens, hidden], the residual stream.
+        streams: [streams, max_tokens, hidden], the residual streams.
+        hidden: [max_tokens, hidden], the first of them.
+        predicted: [max_tokens, hidden], what a layer reads if there are several, else empty.
         embeds: [max_tokens, hidden], the embeddings of a step's tokens; `hidden` itself unless a
             group shares them.
         levels: [levels, max_tokens, hidden], what images add behind the first layers, or None.
@@ -51,6 +53,7 @@ class CpuBuffers:
             is none.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
+        gated: [max_tokens, width], such inputs of one layer times their gates, or None.
         rounded: memory for the rounded activations of any product, bytes; None: they stay float32.
     """
 
@@ -80,7 +83,9 @@ class CpuBuffers:
             return allocate((rows, width), torch.float32)
 
         hidden = config.hidden_size
-        self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
+        self.streams = allocate((config.num_streams, max_tokens, hidden), torch.float32)
+        self.hidden, self.normed = self.streams[0], buffer(max_tokens, hidden)
+        self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self._attended = {width: buffer(max_tokens, width) for width in mixed_widths(config)}
         self._latents = {
             width: buffer(max_tokens, width)
@@ -119,8 +124,10 @@ class CpuBuffers:
         if config.num_further:
             self.joined = buffer(max_tokens, 2 * hidden)
         self.per_layer: Tensor | None = None
+        self.gated: Tensor | None = None
         if config.per_layer is not None:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)
+            self.gated = buffer(max_tokens, config.per_layer.width)
         self.rounded: Tensor | None = None
         if activation_dtype != "float32":
             widest = max(read_widths(config))

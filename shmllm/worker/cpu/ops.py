@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from shmllm.models.altup import AltUpLayer
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
@@ -21,7 +22,9 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.short_convolution import ShortConvolution
+from shmllm.models.specs import MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.cpu.altup import AltUpOps
 from shmllm.worker.cpu.attention import AttentionOps, requests_of_groups
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
@@ -49,6 +52,7 @@ from shmllm_kernels.cpu.rows import (
     JOIN,
     SCALE_AND_CAP,
 )
+from shmllm_kernels.cpu.sparse_activation import ACTIVATE_SPARSE
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -166,7 +170,8 @@ class CpuOps:
         self._experts = ExpertOps(
             program, products, self._num_tokens, buffers.experts, lora, self._meetings
         )
-        self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer)
+        self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer, buffers.gated)
+        self._altup = AltUpOps(program, self._num_tokens, buffers.streams, buffers.predicted)
         for rope in config.ropes:
             record_rope_tables(program, inputs, self._num_tokens, rope, buffers.angles[rope])
 
@@ -250,6 +255,21 @@ class CpuOps:
     def gate_layer_input(self, x: Tensor, layer: LayerInput) -> Tensor:
         return self._per_layer.gate(x, layer)
 
+    def stream(self, index: int) -> Tensor:
+        return self._buffers.streams[index]
+
+    def match_magnitude(self, x: Tensor, like: Tensor, out: Tensor) -> None:
+        self._altup.match_magnitude(x, like, out)
+
+    def predict_streams(self, routed: Tensor, altup: AltUpLayer) -> Tensor:
+        return self._altup.predict(routed, altup)
+
+    def correct_streams(self, residual: Tensor, routed: Tensor, altup: AltUpLayer) -> Tensor:
+        return self._altup.correct(residual, routed, altup)
+
+    def add_to_streams(self, x: Tensor) -> None:
+        self._altup.add(x)
+
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0]), self._meetings
         is_partial = meetings.is_partial(linear.weight)
@@ -297,11 +317,18 @@ class CpuOps:
         if self._lora is None and self._products.joins(mlp):
             self._products.record_gate_and_up(self._num_tokens, x, mlp, out)
         else:
-            projected = self.linear(x, mlp.gate_up_proj)
-            label = f"{spec.activation}_and_mul" if spec.gated else spec.activation
-            kernel = ACTIVATE[spec.activation, spec.gated]
-            self._record(label, kernel, projected.data_ptr(), out.data_ptr(), out.shape[1])
+            self._activate(self.linear(x, mlp.gate_up_proj), out, spec)
         return self.linear(out, mlp.down_proj)
+
+    def _activate(self, x: Tensor, out: Tensor, spec: MLPSpec) -> None:
+        operands = [x.data_ptr(), out.data_ptr(), out.shape[1]]
+        label = f"{spec.activation}_and_mul" if spec.gated else spec.activation
+        if spec.sparsity:
+            deviations = word_of_float(spec.deviations)
+            kernel = ACTIVATE_SPARSE[spec.activation]
+            self._record(f"sparse_{label}", kernel, *operands, deviations)
+        else:
+            self._record(label, ACTIVATE[spec.activation, spec.gated], *operands)
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         logits = self._experts.logits(moe.spec)

@@ -19,6 +19,8 @@ class PerLayerOps:
         products: records matrix products there.
         inputs: the inputs that the kernels read.
         buffer: [max_tokens, layers * width], for the inputs of all layers; None: there are none.
+        gated: [max_tokens, width], for the result of a gate; None: there are no inputs. It is
+            none of the buffers of products: one of the same width reads it.
     """
 
     def __init__(
@@ -27,12 +29,14 @@ class PerLayerOps:
         products: Products,
         inputs: CpuInputs,
         buffer: Tensor | None,
+        gated: Tensor | None,
     ) -> None:
         self._kernels = program
         self._products = products
         self._inputs = inputs
         self._num_tokens = inputs.address_of("num_tokens")
         self._buffer = buffer
+        self._gated = gated
 
     def embed(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
         """Record `Ops.embed_per_layer`."""
@@ -50,10 +54,11 @@ class PerLayerOps:
         """Record `Ops.gate_layer_input`."""
         width, inputs = layer.spec.width, self._inputs_of_layers
         source = [inputs.data_ptr() + 4 * layer.layer * width, 4 * inputs.shape[1]]
-        operands = [self._num_tokens, x.data_ptr(), width, *source]
+        assert self._gated is not None, "the model has such inputs"
+        operands = [self._num_tokens, x.data_ptr(), width, *source, self._gated.data_ptr()]
         kernel = GATE_LAYER_INPUT[layer.spec.activation]
         self._kernels.record(kernel, operands, label="gate_layer_input")
-        return x
+        return self._gated
 
     @property
     def _inputs_of_layers(self) -> Tensor:

@@ -154,6 +154,7 @@ class Products:
         reads = {self.kinds(part)[0] for part in parts_of(mlp.down_proj.weight)}
         return (
             spec.gated
+            and not spec.sparsity
             and not others
             and mlp.gate_up_proj.bias is None
             and spec.inner % gated_tiles.WIDTH_STEP == 0

@@ -39,7 +39,9 @@ class GpuBuffers:
         attention: chooses the launches of attention, for which there is scratch memory.
         arena: the arena of the buffers; no step needs contents that an earlier step left there,
             but for counters, which are 0 between launches, as in a new arena.
-        hidden: [max_tokens, hidden], the residual stream.
+        streams: [streams, max_tokens, hidden], the residual streams.
+        hidden: [max_tokens, hidden], the first of them.
+        predicted: [max_tokens, hidden], what a layer reads if there are several, else empty.
         levels: [levels, max_tokens, hidden], what images add behind the first layers, else 0.
         normed: [max_tokens, hidden], outputs of norms.
         spare: [MAX_ROWS, hidden], the other place of the residual stream of few tokens.
@@ -89,7 +91,9 @@ class GpuBuffers:
         def buffer(rows: int, width: int) -> Tensor:
             return allocate((rows, width), self._dtype)
 
-        self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
+        self.streams = allocate((config.num_streams, max_tokens, hidden), self._dtype)
+        self.hidden, self.normed = self.streams[0], buffer(max_tokens, hidden)
+        self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self.spare = buffer(MAX_ROWS, hidden)
         self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)
         self._attended = {width: buffer(max_tokens, width) for width in mixed_widths(config)}

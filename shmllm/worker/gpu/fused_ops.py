@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shmllm.models.altup import AltUpLayer
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
@@ -154,9 +155,12 @@ class FusedOps:
         return Read(self.value(x))
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
-        out = self._ops.embed(embedding)
-        self._stream, self._normed = Stream(out, out, self._buffers.spare[: len(out)]), None
-        return out
+        return self._begin_stream(self._ops.embed(embedding))
+
+    def _begin_stream(self, rows: Tensor) -> Tensor:
+        """Let rows be the residual stream; nothing is waiting for another one's sum."""
+        self._stream, self._normed = Stream(rows, rows, self._buffers.spare[: len(rows)]), None
+        return rows
 
     def receive(self) -> Tensor:
         return self._ops.receive()
@@ -165,7 +169,7 @@ class FusedOps:
         stream, last = self._stream, self._normed
         if stream is None or residual is not stream.given:
             return self._add_elsewhere(x, residual, norm, scale)
-        if stream.deferred and reads_norm(x):
+        if isinstance(x, Normed) or (stream.deferred and reads_norm(x)):
             x = self.value(x)  # before the stream changes
         if x is not None and norm is None and last is not None and last.stream is stream:
             stream.deferred.append((x, scale))  # the last norm may still be read
@@ -233,7 +237,7 @@ class FusedOps:
         return Product(x, linear)
 
     def mlp(self, x: Any, mlp: MLP) -> Any:
-        if not is_whole(mlp.gate_up_proj.weight):
+        if mlp.spec.sparsity or not is_whole(mlp.gate_up_proj.weight):
             return self._ops.mlp(self.value(x), mlp)
         product, spec = Product(x, mlp.gate_up_proj), mlp.spec
         activation = Activation(spec.activation, spec.gated)
@@ -273,6 +277,22 @@ class FusedOps:
         activation = Activation(layer.spec.activation, is_gated=False)
         out = self._ops.layer_inputs(layer)
         return self._multiply(x, out, activation=activation, factors=out)
+
+    def stream(self, index: int) -> Tensor:
+        return self._ops.stream(index)
+
+    def match_magnitude(self, x: Any, like: Any, out: Tensor) -> None:
+        self._ops.match_magnitude(self.value(x), self.value(like), out)
+
+    def predict_streams(self, routed: Any, altup: AltUpLayer) -> Tensor:
+        return self._begin_stream(self._ops.predict_streams(self.value(routed), altup))
+
+    def correct_streams(self, residual: Any, routed: Any, altup: AltUpLayer) -> Tensor:
+        routed = self.value(routed)  # its product may add to the stream
+        return self._ops.correct_streams(self.value(residual), routed, altup)
+
+    def add_to_streams(self, x: Any) -> None:
+        self._ops.add_to_streams(self.value(x))
 
     def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
         return self._ops.attend(self.value(qkv), attention)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from shmllm.models.altup import AltUpLayer
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
@@ -22,6 +23,7 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.models.short_convolution import ShortConvolution
+from shmllm.worker.gpu.altup import AltUpOps
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -36,7 +38,8 @@ from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm.worker.gpu.recurrent import RecurrentOps
-from shmllm_kernels.gpu.activation import activate
+from shmllm_kernels.gpu.activation import activate, activate_sparse
+from shmllm_kernels.gpu.altup import match_magnitude
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import NormedPair, add_normed, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
@@ -97,6 +100,7 @@ class GpuOps:
         self.recurrent = RecurrentOps(cache, inputs, buffers)
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
+        self._altup = AltUpOps(buffers.streams, buffers.predicted)
         self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart, ahead or {})
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self._axes = {
@@ -261,6 +265,21 @@ class GpuOps:
         """Return what `gate_layer_input` multiplies by, [tokens, width]."""
         return self._per_layer.of_layer(self._descriptor.num_tokens, layer)
 
+    def stream(self, index: int) -> Tensor:
+        return self._buffers.streams[index, : self._descriptor.num_tokens]
+
+    def match_magnitude(self, x: Tensor, like: Tensor, out: Tensor) -> None:
+        match_magnitude(x, like, out)
+
+    def predict_streams(self, routed: Tensor, altup: AltUpLayer) -> Tensor:
+        return self._altup.predict(routed, altup)
+
+    def correct_streams(self, residual: Tensor, routed: Tensor, altup: AltUpLayer) -> Tensor:
+        return self._altup.correct(residual, routed, altup)
+
+    def add_to_streams(self, x: Tensor) -> None:
+        self._altup.add(x)
+
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0])[: len(x)], self.meetings
         if meetings.is_partial(linear.weight):
@@ -300,7 +319,10 @@ class GpuOps:
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(x)], mlp.spec
         of_product = Activation(spec.activation, spec.gated)
         has_adapters = self._lora is not None
-        if has_adapters or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
+        if spec.sparsity:
+            projected = self.linear(x, mlp.gate_up_proj)
+            activate_sparse(out, projected, spec.activation, spec.deviations)
+        elif has_adapters or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
             activate(out, self.linear(x, mlp.gate_up_proj), spec.activation, spec.gated)
         return self.linear(out, mlp.down_proj)
 

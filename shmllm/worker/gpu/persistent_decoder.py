@@ -51,6 +51,8 @@ def reason_against(config: ModelConfig, has_packed: bool) -> str | None:
         return "its norms are no RMSNorms"
     if config.per_layer is not None or config.scales_layers or config.num_levels:
         return "its layers have inputs or factors of their own"
+    if config.altup is not None:
+        return "it has several residual streams"
     for index, layer in enumerate(config.layers):
         reason = _reason_against_layer(layer)
         if reason is not None:
@@ -65,8 +67,10 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
     mixer, mlp = layer.mixer, layer.mlp
     if not isinstance(mixer, AttentionSpec):
         return "the kernel does not compute the mixer"
-    if not isinstance(mlp, MLPSpec):
+    if not isinstance(mlp, MLPSpec) or mlp.sparsity:
         return "the kernel does not compute the feed-forward"
+    if layer.laurel_rank is not None:
+        return "the kernel does not compute the branch beside the mixer"
     names = layer.norms
     has_both = names.before_mixer is not None and names.before_mlp is not None
     are_equal = (names.after_mixer is None) == (names.after_mlp is None)

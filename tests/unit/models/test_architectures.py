@@ -48,6 +48,17 @@ GEMMA4: dict[str, Any] = {
     "vocab_size_per_layer_input": 97,
     "hidden_size_per_layer_input": 24,
 }
+GEMMA3N: dict[str, Any] = {
+    "head_dim": 16,
+    "sliding_window": 7,
+    "num_hidden_layers": 6,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "vocab_size_per_layer_input": 90,
+    "hidden_size_per_layer_input": 24,
+    "laurel_rank": 8,
+    "activation_sparsity_pattern": [0.6, 0.3, 0.0, 0.0, 0.0, 0.0],
+}
 GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 9, "head_dim": 16}
 
 DELTA: dict[str, Any] = {
@@ -513,6 +524,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": {"sliding_attention": ROPE, "full_attention": LLAMA3_ROPE}}
         | {"tie_word_embeddings": False, "attention_bias": True},
     ),
+    "gemma3n": ("gemma3n", GEMMA3N),
+    "gemma3n-streams": (
+        "gemma3n",
+        GEMMA3N
+        | {"altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False}
+        | {"hidden_size_per_layer_input": 48}  # as wide as the stream
+        | {"num_kv_shared_layers": 0, "intermediate_size": [40, 80, 80, 48, 80, 80]}
+        | {"attention_bias": True, "tie_word_embeddings": False, "final_logit_softcapping": 0.5}
+        | {"rope_parameters": {"sliding_attention": ROPE, "full_attention": LLAMA3_ROPE}},
+    ),
     "gemma4": ("gemma4", GEMMA4 | {"hidden_size_per_layer_input": 0}),
     "gemma4-per-layer": (
         "gemma4",
@@ -862,6 +883,7 @@ BFLOAT16 = [
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma3n",
     "gemma4-per-layer",
     "glm",
     "glm4",

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import AltUpSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -48,6 +48,7 @@ OTHERS = (
     "gpt_neo",
     "gpt_neox",
     "gptj",
+    "gemma3n",
     "gemma4",
     "helium",
     "lfm2",
@@ -220,6 +221,62 @@ def test_wrong_fields_of_gemma4_are_refused(
     sizes = {"num_hidden_layers": 6, "num_attention_heads": 8}
     with pytest.raises(EngineStartError, match=reason):
         read(tmp_path, architectures=["Gemma4ForCausalLM"], **sizes | fields)
+
+
+@pytest.mark.parametrize("num_layers", [None, 8])
+def test_absent_fields_of_gemma3n_agree_with_transformers(
+    tmp_path: Path, num_layers: int | None
+) -> None:
+    fields = {} if num_layers is None else {"num_hidden_layers": 8, "num_kv_shared_layers": 3}
+    values = {"architectures": ["Gemma3nForCausalLM"], **fields}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config, expected = ModelConfig.from_directory(tmp_path), CONFIGS["gemma3n"](**fields)
+    names = "vocab_size", "hidden_size", "max_position_embeddings", "tie_word_embeddings"
+    for name in names:
+        assert getattr(config, name) == getattr(expected, name)
+    assert config.norm == NormSpec(eps=expected.rms_norm_eps)
+    assert config.logits_cap == expected.final_logit_softcapping
+    for index, layer in enumerate(config.layers):
+        attention, kind = layer.mixer, expected.layer_types[index]
+        assert attention.num_heads == expected.num_attention_heads
+        assert attention.num_kv_heads == expected.num_key_value_heads
+        assert attention.head_dim == expected.head_dim
+        assert attention.bias == expected.attention_bias
+        is_full = kind == "full_attention"
+        assert attention.window == (None if is_full else expected.sliding_window)
+        assert attention.rope.theta == expected.rope_parameters[kind]["rope_theta"]
+        assert (attention.source is None) == (expected.kv_sharing_modes[index] != "reuse")
+        inner, sparsity = expected.intermediate_size, expected.activation_sparsity_pattern
+        mlp = MLPSpec(inner=inner[index], activation="gelu_tanh", sparsity=sparsity[index])
+        assert layer.mlp == mlp
+        assert layer.laurel_rank == expected.laurel_rank
+    of_layers = expected.vocab_size_per_layer_input, expected.hidden_size_per_layer_input
+    assert (config.per_layer.vocab_size, config.per_layer.width) == of_layers
+    streams = expected.altup_num_inputs, expected.altup_active_idx, expected.altup_correct_scale
+    assert config.altup == AltUpSpec(num_streams=streams[0], active=streams[1], scaled=streams[2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"altup_num_inputs": 9}, "'altup_num_inputs' must be an integer of at most 8"),
+        ({"altup_active_idx": 4}, "'altup_active_idx' must be an integer of at most 3"),
+        ({"activation_sparsity_pattern": [0.5]}, "'activation_sparsity_pattern' must list a numb"),
+        ({"activation_sparsity_pattern": [0.5] * 19 + [1.0]}, "from 0 to below 1, not 1.0"),
+        ({"intermediate_size": [64] * 3}, "'intermediate_size' must list a number for each of 20"),
+        ({"intermediate_size": [64] * 19 + [0]}, "'intermediate_size' must be an integer of at l"),
+        ({"num_kv_shared_layers": 18}, "leaves no layer of type 'full_attention'"),
+        ({"hidden_size_per_layer_input": 0}, "'hidden_size_per_layer_input' must be an integer"),
+        ({"laurel_rank": 64}, r"laurel_rank \(64\) must not be hidden_size"),
+        ({"hidden_activation": "tanh"}, "hidden_activation 'tanh' is not supported"),
+    ],
+)
+def test_wrong_fields_of_gemma3n_are_refused(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    sizes = {"num_hidden_layers": 20, "num_attention_heads": 8, "laurel_rank": 8}
+    with pytest.raises(EngineStartError, match=reason):
+        read(tmp_path, architectures=["Gemma3nForCausalLM"], **sizes | fields)
 
 
 def test_absent_fields_of_opt_agree_with_transformers(tmp_path: Path) -> None:

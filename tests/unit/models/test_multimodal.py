@@ -29,7 +29,10 @@ QWEN3_VL = "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl_text"
 MISTRAL3 = "mistral", "Mistral3ForConditionalGeneration", "mistral"
 MINISTRAL3 = "ministral3", "Mistral3ForConditionalGeneration", "ministral3"
 GEMMA4 = "gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"
+GEMMA3N = "gemma3n", "Gemma3nForConditionalGeneration", "gemma3n_text"
 OPTIONS = {
+    "gemma3n": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": 97}
+    | {"layer_types": ["full_attention"] * 3, "head_dim": 16},
     "gemma4": {"vocab_size_per_layer_input": 97, "global_head_dim": 32},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
 }
@@ -39,7 +42,9 @@ LFM2_VL = "lfm2", "Lfm2VlForConditionalGeneration", "lfm2"
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("form", NAMES)
-@pytest.mark.parametrize("family", [QWEN3_VL, MISTRAL3, MINISTRAL3, GEMMA3, GEMMA4, LFM2_VL])
+@pytest.mark.parametrize(
+    "family", [QWEN3_VL, MISTRAL3, MINISTRAL3, GEMMA3, GEMMA3N, GEMMA4, LFM2_VL]
+)
 def test_the_language_model_runs_alone(
     family: tuple[str, str, str], form: str, tied: bool, tmp_path: Path
 ) -> None:

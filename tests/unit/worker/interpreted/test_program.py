@@ -326,10 +326,11 @@ def test_the_layers_of_gemma4_are_launches_of_their_products(
     assert launched[begin:][: len(layer)] == layer
 
 
-def test_inputs_of_layers_may_be_as_wide_as_the_stream(gpu_device, tmp_path) -> None:
-    shape = SHAPE | VARIANTS["gemma4"] | E2B
+@pytest.mark.parametrize(("name", "fields"), [("gemma4", E2B), slow("gemma3n", {})])
+def test_inputs_of_layers_may_be_as_wide_as_the_stream(gpu_device, tmp_path, name, fields) -> None:
+    shape = SHAPE | VARIANTS[name] | fields
     shape["hidden_size_per_layer_input"] = shape["hidden_size"]
-    reference = reference_model("gemma4", SCALE, **shape)
+    reference = reference_model(name, SCALE, **shape)
     steps = GpuSteps(gpu_device, save(reference, tmp_path))
     add_prompts(steps, {0: 11})
     for count in (11, 1):
