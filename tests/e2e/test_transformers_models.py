@@ -36,13 +36,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 QUICK = "exaone4"
 """Windows in three of four layers, which prompts exceed, and one without a rotation."""
 FAMILIES = [
-    "apertus", "flint", "gemma3n_text", "modernbert-decoder", "phimoe",
+    "apertus", "flint", "modernbert-decoder", "phimoe",
 ]  # fmt: skip
 RUNS = {
     "apertus", "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
     "bert-generation", "bitnet", "cohere_compass_text", "ctrl",
     "dbrx", "electra", "emu3", "ernie",
-    "flint", "fuyu", "gemma3n_text", "gemma4_unified_text", "got_ocr2",
+    "flint", "fuyu", "gemma4_unified_text", "got_ocr2",
     "jetmoe", "kolibri1", "laguna", "longcat_flash", "mimo_v2_flash",
     "minimax_m3_vl_text", "mllama", "modernbert-decoder",
     "moshi", "persimmon", "phi4_multimodal", "phimoe",
@@ -81,8 +81,8 @@ REFUSED = {
     "cannot run on a paged cache (": {"gemma4_unified_assistant", "xmod"},
 }  # fmt: skip
 """By the reason for it, the families that are refused with their usual configuration."""
-NOT_MADE = {"gemma3n", "gemma4_assistant"}
-"""Those of which no small model can be made here: images, and a part of another model."""
+NOT_MADE = {"gemma4_assistant"}
+"""Those of which no small model can be made here: a part of another model."""
 REASONS = {family: reason for reason, families in REFUSED.items() for family in families}
 
 

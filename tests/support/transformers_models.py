@@ -52,16 +52,6 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "dots1": {"n_shared_experts": 1},
-    "gemma3n_text": {
-        "num_hidden_layers": 6,
-        "num_kv_shared_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"] * 3,
-        "intermediate_size": 96,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": VOCAB,
-        "laurel_rank": 8,
-        "activation_sparsity_pattern": [0.0] * 6,
-    },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
 }

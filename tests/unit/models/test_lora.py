@@ -68,6 +68,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
         LATENT,
         {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"} | MLP,
     ),
+    "gemma3n": (
+        {"head_dim": 16, "num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 3}
+        | {"vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 24, "laurel_rank": 8}
+        | {"activation_sparsity_pattern": [0.5, 0.0, 0.0]},
+        ATTENTION
+        | MLP
+        | {"per_layer_input_gate", "per_layer_projection", "linear_left", "linear_right"}
+        | {"modality_router", "0", "1", "2"},  # projections of streams
+    ),
     "mamba2": (
         {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32},
         {"in_proj", "out_proj"},
