@@ -48,8 +48,8 @@ class Place:
     """Where a checkpoint has the values of a tensor of a file.
 
     Attributes:
-        name: the checkpoint's name. A name with ``{}`` stands for all experts, which the file has
-            in one tensor.
+        name: the checkpoint's name. A name with ``{}`` stands for all experts, or for all of
+            several matrices, which the file has in one tensor.
         layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
             other way round; "row": the checkpoint has a matrix of one row, the file that or a
             vector;

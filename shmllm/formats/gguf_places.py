@@ -105,13 +105,29 @@ GEMMA: Places = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-GEMMA4: Places = {
-    **GEMMA,
-    **QK_NORMS,
-    "layer_output_scale.weight": "layer_scalar",
+PER_LAYER: Places = {
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
+}
+GEMMA3N: Places = {
+    **GEMMA,
+    **QK_NORMS,
+    **PER_LAYER,
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+GEMMA4: Places = {
+    **GEMMA,
+    **QK_NORMS,
+    **PER_LAYER,
+    "layer_output_scale.weight": "layer_scalar",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
@@ -123,11 +139,16 @@ GEMMA4: Places = {
     "ffn_down_exps.weight": "experts.down_proj",
     "ffn_down_exps.scale": "router.per_expert_scale",
 }
-OUTSIDE_GEMMA4 = {
+OUTSIDE_PER_LAYER = {
     **OUTSIDE,
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
     "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
+OUTSIDE_GEMMA3N = {
+    **OUTSIDE_PER_LAYER,
+    "altup_proj": "model.altup_projections.{}",
+    "altup_unembd_proj": "model.altup_unembed_projections.{}",
 }
 EXPERTS: Places = {
     **ATTENTION,

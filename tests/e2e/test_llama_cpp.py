@@ -10,6 +10,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from support.gguf_models import (
     with_fused_qkv,
     with_joined_gates,
     with_joined_latents,
+    with_unread_keys,
     write,
     write_model,
 )
@@ -50,7 +52,7 @@ LEFT_OUT = ("mistral", "phi3", "starcoder2")
 """Families whose windows llama.cpp leaves out."""
 TOLERANCES = {
     **dict.fromkeys(("gpt2", "gpt_neox", "phi", "starcoder2"), 1e-3),
-    **{"gemma": 5e-3, "gemma2": 5e-3, "gemma3": 5e-2, "gemma4": 1e-2},
+    **{"gemma": 5e-3, "gemma2": 5e-3, "gemma3": 5e-2, "gemma3n": 1e-2, "gemma4": 1e-2},
 }
 """llama.cpp takes GELU from a table in float16."""
 ROPE = {"rope_theta": 1e4, "original_max_position_embeddings": 128}
@@ -236,6 +238,17 @@ def test_files_that_are_read_alone_are_what_llama_cpp_reads(case: str, tmp_path:
     assert_is_read(reference, file, TOLERANCES.get(family, 1e-4))
 
 
+def test_layers_of_gemma_3n_read_the_keys_of_earlier_ones_as_in_llama_cpp(tmp_path: Path) -> None:
+    """There all layers but the first twenty do, and files have keys and values of each."""
+    family, options = READ_ALONE["gemma 3n"]
+    types = ["sliding_attention", "full_attention"] * 11
+    shared = {"num_hidden_layers": 22, "num_kv_shared_layers": 2, "layer_types": types}
+    reference = reference_model(family, **options | shared)
+    rearrange = partial(with_unread_keys, layers={20: 16, 21: 16}, hidden_size=48)
+    file = write_model(tmp_path / "m.gguf", reference, rearrange=rearrange)
+    assert_is_read(reference, file, TOLERANCES[family])
+
+
 @pytest.mark.parametrize("case", FUSED)
 def test_fused_experts_are_what_llama_cpp_reads(case: str, tmp_path: Path) -> None:
     family, options = READ_ALONE[case]
@@ -297,8 +310,29 @@ def test_texts_of_gemma_4_become_the_same_tokens(tmp_path: Path) -> None:
     assert found == llama_cpp_tokens(file, texts)
 
 
+class TabulatedGelu(torch.nn.Module):
+    """As llama.cpp takes it from its table."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
+
+
+def cut_by_sample(gates: Tensor) -> Tensor:
+    """As llama.cpp sets most gates of Gemma 3n to zero."""
+    deviation = gates.std(-1, keepdim=True)
+    return torch.relu(gates - gates.mean(-1, keepdim=True) - 1.6448533535003662 * deviation)
+
+
+def compute_as_llama_cpp(reference: Any) -> None:
+    """What differs in Gemma 3n grows from layer to layer."""
+    for layer in reference.model.layers if reference.config.model_type == "gemma3n_text" else ():
+        layer.act_fn = layer.mlp.act_fn = TabulatedGelu()
+        layer.mlp._gaussian_topk = cut_by_sample
+
+
 @torch.inference_mode()
 def assert_is_read(reference: Any, file: Path, tolerance: float = 1e-4) -> None:
+    compute_as_llama_cpp(reference)
     prompt = torch.randint(0, 97, (70,), generator=torch.manual_seed(2))
     [found] = llama_cpp_logits(file, [prompt.tolist()])
     assert_logits_close(found, reference(prompt[None]).logits[0].float(), tolerance)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from shmllm.frontend.model_files import resolve_model
@@ -26,6 +29,7 @@ ARCHITECTURES = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma3n_text": gguf.MODEL_ARCH.GEMMA3N,
     "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
@@ -72,7 +76,10 @@ PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
     *("granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
 )
-UNROUNDED = ("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", ".bias")
+UNROUNDED = (
+    *("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", ".bias"),
+    *("altup", "laurel", "per_layer_model_proj"),
+)
 """What is F32 in any file, though it may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
 PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")
@@ -239,6 +246,19 @@ def with_fused_qkv(tensors: StoredTensors) -> StoredTensors:
             yield name, f"{layer}.attn_qkv.{kind}", np.concatenate([known[each] for each in names])
 
 
+def with_unread_keys(
+    tensors: StoredTensors, layers: Mapping[int, int], hidden_size: int
+) -> StoredTensors:
+    """The same with keys and values of layers that read those of earlier ones, two heads of these
+    widths, by the number of the layer."""
+    yield from tensors
+    for layer, width in layers.items():
+        for module in ("attn_k", "attn_v"):
+            values = np.ones((2 * width, hidden_size), np.float32)
+            yield module, f"blk.{layer}.{module}.weight", values
+        yield "norm", f"blk.{layer}.attn_k_norm.weight", np.ones(width, np.float32)
+
+
 def _with_joined(
     tensors: StoredTensors, parts: tuple[str, str], whole: str, join: Callable[..., Array]
 ) -> StoredTensors:
@@ -297,7 +317,7 @@ def _renamed(name: str) -> str:
 def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
     """The tensors as llama.cpp's conversion stores them, with their names in a checkpoint."""
     family = model.config.model_type
-    for name, tensor in model.state_dict().items():
+    for name, tensor in _stacked(model.state_dict()).items():
         values = tensor.float().numpy()
         if family in _ARRANGED:
             yield from _ARRANGED[family](name, values, model.config)
@@ -320,6 +340,19 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
             yield name, np.ascontiguousarray(values.T)
         else:
             yield name, _without_dimension(name, values)
+
+
+def _stacked(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with one tensor for all projections of streams of a kind."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        kind, _, number = name.removesuffix(".weight").rpartition(".")
+        if not kind.startswith("model.altup_"):
+            found[name] = tensor
+        elif number == "0":
+            every = [each for each in tensors if each.startswith(f"{kind}.")]
+            found[f"{kind}.weight"] = torch.stack([tensors[each] for each in every])
+    return found
 
 
 def _halves(name: str, joined: str, values: Array) -> Iterator[tuple[str, Array]]:
@@ -363,6 +396,11 @@ def _of_qwen35(name: str, values: Array, config: Any) -> Iterator[tuple[str, Arr
     elif name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         values = values + 1
     yield name.replace(".dt_bias", ".dt_proj.bias"), values
+
+
+def _of_gemma3n(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """As the converter names them; `_stacked` has stacked the projections of streams."""
+    yield (name if name.endswith(".weight") else f"{name}.weight"), values
 
 
 def _of_gemma4(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
@@ -418,6 +456,19 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.top_k_experts)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _add_gemma3n(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_altup_active_idx(config.altup_active_idx)
+    writer.add_altup_num_inputs(config.altup_num_inputs)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    cut = NormalDist().inv_cdf
+    scales = [cut(each) if each else -math.inf for each in config.activation_sparsity_pattern]
+    writer.add_activation_sparsity_scale(scales)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _of_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
@@ -530,6 +581,7 @@ def _of_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str,
 
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
+    "gemma3n_text": _of_gemma3n,
     "gemma4_text": _of_gemma4,
     "granitemoehybrid": _of_granite_hybrid,
     "nemotron_h": _of_nemotron_h,
@@ -881,6 +933,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "afmoe": _add_afmoe,
     **dict.fromkeys(LATENTS, _add_deepseek2),
     "gemma2": _add_gemma2,
+    "gemma3n_text": _add_gemma3n,
     "gemma4_text": _add_gemma4,
     "gemma3_text": lambda writer, config: writer.add_sliding_window(config.sliding_window),
     "phi3": _add_partial,

@@ -42,6 +42,18 @@ _GEMMA4: Options = {
     "final_logit_softcapping": 9.0,  # llama.cpp caps at 30 where a file does not say it
     "tie_word_embeddings": True,
 }
+_GEMMA3N: Options = {
+    "num_hidden_layers": 11,
+    "num_kv_shared_layers": 0,
+    "layer_types": (["sliding_attention", "full_attention"] * 6)[:11],
+    "sliding_window": 7,
+    "head_dim": 16,
+    "intermediate_size": 256,
+    "vocab_size_per_layer_input": 97,
+    "hidden_size_per_layer_input": 256,  # as llama.cpp has it whatever the file says
+    "laurel_rank": 64,
+    "tie_word_embeddings": True,
+}
 _GLM4: Options = _EXPERTS | {"n_routed_experts": 6, "head_dim": 16}
 _GRANITE: Options = {
     "num_hidden_layers": 4,
@@ -81,6 +93,7 @@ READ_ALONE: dict[str, tuple[str, Options]] = {
         | _EXPERTS
         | {"linear_num_value_heads": 4, "num_experts": 6, "shared_expert_intermediate_size": 36},
     ),
+    "gemma 3n": ("gemma3n", _GEMMA3N),
     "gemma 4": ("gemma4", _GEMMA4),
     "gemma 4 with inputs of layers": (
         "gemma4",

@@ -7,8 +7,9 @@ A type is a function and a line in OF_LAYERS, as there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import NormalDist
 
-from shmllm.formats.gguf import shown
+from shmllm.formats.gguf import TensorEntry, shown
 from shmllm.formats.gguf_places import FUSED_QKV
 from shmllm.frontend.gguf.family_fields import WINDOW, Json, layer_types
 from shmllm.frontend.gguf.metadata import Metadata
@@ -30,6 +31,15 @@ def _of_each(known: Metadata, name: str, count: int) -> list[int]:
 def _number_of(known: Metadata, name: str) -> int:
     """A whole number; 0 if the file does not say it."""
     return 0 if known.find(name) in (None, 0) else known.whole(name)
+
+
+def _matrix(known: Metadata, module: str) -> TensorEntry:
+    """The entry of a matrix that the file must have."""
+    name = f"{module}.weight"
+    entry = known.header.tensors.get(name)
+    if entry is None or len(entry.shape) != 2:
+        raise known.header.error(f"no matrix {name}")
+    return entry
 
 
 def _gemma4(known: Metadata, config: Json) -> Json:
@@ -118,7 +128,49 @@ def _gemma4_feed_forward(known: Metadata, config: Json, num_shared: int) -> Json
     }
 
 
+def _gemma3n(known: Metadata, config: Json) -> Json:
+    """The first layers have sparse MLPs. Files do not say the rank of the branch beside attention,
+    and the first ones not from which layer on keys and values are shared."""
+    count = config["num_hidden_layers"]
+    num_shared = _number_of(known, "attention.shared_kv_layers")
+    if known.find("attention.shared_kv_layers") is None:
+        num_shared = max(count - _GEMMA3N_OWN_KEYS, 0)
+    table, branch = (_matrix(known, name) for name in ("per_layer_token_embd", "blk.0.laurel_l"))
+    fields: Json = {
+        "intermediate_size": _of_each(known, "feed_forward_length", count),
+        "num_kv_shared_layers": num_shared,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": known.whole(WINDOW),
+        "layer_types": layer_types(known, config, period=5),
+        "rope_local_base_freq": known.number("rope.freq_base_swa", 10000.0),
+        "hidden_size_per_layer_input": known.whole("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": table.shape[0],
+        "laurel_rank": branch.shape[0],
+        "altup_num_inputs": known.whole("altup.num_inputs", 4),
+        "altup_active_idx": _number_of(known, "altup.active_idx"),
+        "final_logit_softcapping": known.number("final_logit_softcapping", 30.0),
+    }
+    return fields | _gemma3n_sparsity(known, count)
+
+
+_GEMMA3N_OWN_KEYS = 20
+"""How many of the first layers have keys and values of their own."""
+
+
+def _gemma3n_sparsity(known: Metadata, count: int) -> Json:
+    """Files say by how many deviations gates have to exceed the mean: -inf where they need not."""
+    name = "activation_sparsity_scale"
+    scales = known.find(name)
+    if scales is None:
+        return {}
+    if not isinstance(scales, list) or len(scales) < count:
+        raise known.header.error(f"{name} must have a number for each layer, found {shown(scales)}")
+    normal = NormalDist()
+    return {"activation_sparsity_pattern": [normal.cdf(each) for each in scales[:count]]}
+
+
 OF_LAYERS: dict[str, Callable[[Metadata, Json], Json]] = {
+    "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
 }
 """By the model's type."""

@@ -41,12 +41,13 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
     config.json asks for. Those of the others are checked when they are loaded, and so are all but
     the first layer's where layers have widths of their own."""
     hidden_size, head_dim = config["hidden_size"], config["head_dim"]
-    num_experts = _first_of(config, _NUM_EXPERTS)
-    width = config.get("moe_intermediate_size", config["intermediate_size"])
+    num_experts, inner = _first_of(config, _NUM_EXPERTS), config["intermediate_size"]
+    inner = inner[0] if isinstance(inner, list) else inner
+    width = config.get("moe_intermediate_size", inner)
     shared_width = _first_of(config, _SHARED_WIDTHS)
     if shared_width is None:
         shared_width = width * (_first_of(config, _NUM_SHARED) or 0)
-    up_width = config["intermediate_size"] * (2 if family.has_fused_gate else 1)
+    up_width = inner * (2 if family.has_fused_gate else 1)
     q_width = config["num_attention_heads"] * head_dim
     kv_width = config["num_key_value_heads"] * head_dim
     q_rows = 2 * q_width if family.has_delta_nets else q_width

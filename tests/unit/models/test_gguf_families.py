@@ -145,12 +145,22 @@ def test_a_gate_without_its_up_is_named(tmp_path: Path) -> None:
         loaded(file, tmp_path / "model")
 
 
+def test_a_branch_without_a_matrix_is_named(tmp_path: Path) -> None:
+    file = write_model(tmp_path / "m.gguf", reference_model("gemma3n", **OPTIONS["gemma3n"]))
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"blk.0.laurel_l.weight", b"blk.0.laurel_x.weight"))
+    with pytest.raises(EngineStartError, match=r"no matrix blk\.0\.laurel_l\.weight"):
+        model_config(read_header(file))
+
+
 SOFTMAX = gguf.ExpertGatingFuncType.SOFTMAX
 OPTIONS = {
     CASES[case][0]: CASES[case][1]
     for case in ("qwen2_moe", "olmoe", "ernie4.5 with experts", "exaone with experts", "minimax m2")
 } | {
     "afmoe": CASES["afmoe"][1],
+    "gemma3n": {"head_dim": 16, "num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 3}
+    | {"vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 16},
     "gemma4": {"head_dim": 16, "hidden_size_per_layer_input": 0},
 }
 
@@ -187,6 +197,8 @@ OPTIONS = {
         ("afmoe", lambda w: w.add_expert_weights_norm(False), "without expert_weights_norm"),
         ("afmoe", lambda w: w.add_expert_group_count(2), "groups of experts"),
         ("afmoe", lambda w: w.add_rope_freq_base_swa(77.0), r"freq_base_swa 77\.0 beside"),
+        ("gemma3n", lambda w: w.add_activation_sparsity_scale([1.6]), "sparsity_scale must have a"),
+        ("gemma3n", lambda w: w.add_altup_num_inputs(0), "altup.num_inputs"),
         (
             "gemma4",
             lambda w: w.add_feed_forward_length([80, 80, 96]),
