@@ -39,6 +39,7 @@ from shmllm.worker.gpu.pending import (
     reads_norm,
 )
 from shmllm.worker.gpu.row_products import RowProducts, added_norm, is_whole
+from shmllm_kernels.gpu.activation import activate_sparse
 from shmllm_kernels.gpu.row_operands import Activation
 
 
@@ -237,11 +238,17 @@ class FusedOps:
         return Product(x, linear)
 
     def mlp(self, x: Any, mlp: MLP) -> Any:
-        if mlp.spec.sparsity or not is_whole(mlp.gate_up_proj.weight):
+        if not is_whole(mlp.gate_up_proj.weight):
             return self._ops.mlp(self.value(x), mlp)
         product, spec = Product(x, mlp.gate_up_proj), mlp.spec
-        activation = Activation(spec.activation, spec.gated)
-        out = self._multiply(product, self._buffers.activated(spec.inner), activation=activation)
+        out = self._buffers.activated(spec.inner)
+        if spec.sparsity:  # a cut needs the whole product
+            gate_up = self._multiply(product)
+            out = out[: len(gate_up)]
+            activate_sparse(out, gate_up, spec.activation, spec.deviations)
+        else:
+            activation = Activation(spec.activation, spec.gated)
+            out = self._multiply(product, out, activation=activation)
         return self.linear(out, mlp.down_proj)
 
     def join(self, embeds: Any, hidden: Any, norms: tuple[Norm, Norm], projection: Linear) -> Any:

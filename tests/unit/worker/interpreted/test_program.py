@@ -326,6 +326,27 @@ def test_the_layers_of_gemma4_are_launches_of_their_products(
     assert launched[begin:][: len(layer)] == layer
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("launches_only")
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_the_layers_of_gemma3n_are_launches_of_their_products(
+    gpu_device, models, num_requests
+) -> None:
+    """And those of streams, of the sum with the branch beside attention, and of sparse gates."""
+    few = "multiply_few_rows"
+    product = few if num_requests > 1 else "multiply_single_row"
+    predicted = ["_rms_norm", product, "_predict"]
+    branch = ["_rms_norm", "aten::add_", product, product, "_add_normed", "aten::mul_"]
+    attention = [product, "attend_decodes", product]
+    sparse = ["_activate_sparse", product]
+    corrected = [few, "_correct", product, product, "_rms_norm", "aten::add_"]
+    first = [*predicted, *branch, *attention, few, *sparse, *corrected]
+    second = [*predicted, *branch, *attention, few, product, *corrected]
+    launched = launches_of_a_decode(gpu_device, models("gemma3n")[1], num_requests)
+    begin = launched.index("_rms_norm")
+    assert launched[begin:][: len(first + second)] == first + second
+
+
 @pytest.mark.parametrize(("name", "fields"), [("gemma4", E2B), slow("gemma3n", {})])
 def test_inputs_of_layers_may_be_as_wide_as_the_stream(gpu_device, tmp_path, name, fields) -> None:
     shape = SHAPE | VARIANTS[name] | fields
