@@ -7,7 +7,7 @@ from torch import Tensor
 from shmllm.models.altup import AltUpLayer
 from shmllm.worker.cpu.products import kind_of
 from shmllm_kernels.cpu import KernelProgram, word_of_float
-from shmllm_kernels.cpu.altup import CORRECT, MATCH_MAGNITUDE, PREDICT
+from shmllm_kernels.cpu.altup import CORRECT, MATCH_MAGNITUDE, MOST_STREAMS, PREDICT
 from shmllm_kernels.cpu.norms import ADD
 
 
@@ -24,6 +24,7 @@ class AltUpOps:
     def __init__(
         self, program: KernelProgram, num_tokens: int, streams: Tensor, predicted: Tensor
     ) -> None:
+        assert len(streams) <= MOST_STREAMS, "kernels compute no more"
         self._kernels = program
         self._num_tokens = num_tokens
         self._streams = streams
