@@ -16,7 +16,7 @@ from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.heads import Head
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage, TokenEmbedding
 from shmllm.models.matrices import Matrix, addresses, elsewhere_or, parts_of, sharded
-from shmllm.models.mixers import MIXERS, Mixer
+from shmllm.models.mixers import MIXERS, make_mixer
 from shmllm.models.model import Model
 from shmllm.models.ops import LogitsOps, Ops
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
@@ -42,8 +42,7 @@ class DecoderModel(Model):
     Attributes:
         norm: the final norm, or None.
         head: what is computed of pooled hidden states, or None.
-        partial: the addresses of matrices whose products are parts of a sum over the ranks of a
-            group.
+        partial: the addresses of matrices whose products are parts of a sum over a group's ranks.
         further: the layers behind the others that are loaded, each of which predicts one token
             further ahead.
         vision: what makes embeddings of images, or None. It has memory in the first stage of a
@@ -128,8 +127,7 @@ class DecoderModel(Model):
         return self.finish(ops, x, residual)
 
     def embed(self, ops: Ops) -> Tensor:
-        """Computes what the first layer reads, [tokens, hidden], of one step's tokens, or what the
-        first layer of a stage reads; see `forward`."""
+        """Computes what the first layer, or that of a stage, reads of one step's tokens."""
         stage = self.config.stage
         residual = ops.embed(self.embedding) if stage.is_first else ops.receive()
         if stage.is_first and self.embedding.norm is not None:
@@ -244,9 +242,7 @@ class DecoderLayer:
             return self.norms[name]
 
         self._before_mixer = norm(names.before_mixer)
-        self.mixer: Mixer | None = None
-        if mixer is not None:
-            self.mixer = MIXERS[type(mixer)].make(config, layer, mixer, storage)
+        self.mixer = None if mixer is None else make_mixer(config, layer, mixer, storage)
         self._after_mixer = norm(names.after_mixer)
         self._before_mlp = norm(names.before_mlp)
         self.mlp: FeedForward | None = None
@@ -291,9 +287,9 @@ class DecoderLayer:
             normed = ops.add_norm(x, residual, self._before_mixer, scale)
             x = self._mix(ops, normed, residual)
             if self._after_mixer is not None:
+                assert x is not None, "it is the output of one mixer"
                 x = ops.norm(x, self._after_mixer)
         if self.mlp is None:
-            assert x is not None, "a layer has a mixer or an MLP"
             return x
         if normed is not None and self.spec.parallel:
             if self._before_mlp is not None:  # else the MLP reads what the mixer read
@@ -301,18 +297,22 @@ class DecoderLayer:
             ops.add_norm(x, residual, None, scale)
         else:
             normed = ops.add_norm(x, residual, self._before_mlp, scale)
+        if self.spec.mlp_scale != 1:
+            normed = ops.scale(normed, self.spec.mlp_scale)
         x = self._feed_forward(ops, normed, residual)
         return x if self._after_mlp is None else ops.norm(x, self._after_mlp)
 
     def _run_with_norms_of_sums(self, ops: Ops, residual: Tensor) -> None:
         """Runs a layer whose norms read the stream and take its place: nothing is left to add."""
         for run, norm in ((self._mix, self._after_mixer), (self._feed_forward, self._after_mlp)):
+            out = run(ops, residual, residual)
             assert norm is not None, "the layer has both norms"
-            ops.norm_sum(run(ops, residual, residual), residual, norm, self._residual_scale)
+            assert out is not None, "its mixer is one"
+            ops.norm_sum(out, residual, norm, self._residual_scale)
 
-    def _mix(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
+    def _mix(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor | None:
         assert self.spec.mixer is not None, "there is a mixer"
-        return MIXERS[type(self.spec.mixer)].run(ops, x, self.mixer)
+        return MIXERS[type(self.spec.mixer)].run(ops, x, residual, self.mixer)
 
     def _feed_forward(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
         assert self.spec.mlp is not None, "there is a feed-forward"

@@ -132,8 +132,8 @@ class Ops(LinearOps, Protocol):
         """
 
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
-        """Multiplies ``x`` [tokens, width], in place, by a number, and by a weight [1] unless it is
-        None. Returns ``x``."""
+        """Multiplies ``x`` [tokens, width], in place, by a number, and, unless it is None, by a
+        weight, [1] or [width] float32, one for each column. Returns ``x``."""
 
     def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
         """Computes the inputs that each layer has of its own, for `gate_layer_input`.
@@ -222,7 +222,8 @@ class Ops(LinearOps, Protocol):
         Inputs, B and C are convolved over time and go through SiLU; a time step becomes
         ``softplus(step + bias)``, within limits. With the step d each token changes the state H
         [state_size, head_dim] of its head to ``exp(-exp(log) d) H + B (d x)'``. The result is
-        ``rms_norm((H'C + D x) * silu(gate))``, with a norm over each group of heads.
+        ``rms_norm((H'C + D x) * silu(gate))``, with a norm over each group of heads, unless
+        `Mamba2Spec.norm` says that gates are behind that norm, or that there is none.
 
         Args:
             x: [tokens, in_width], gates, inputs, B, C and time steps side by side; may be

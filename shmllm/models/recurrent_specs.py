@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MambaNorms = Literal["weights", "plain"]
+GatedNorm = Literal["behind gates", "before gates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,13 @@ class Mamba2Spec:
         state_size: the width of B, and of C.
         taps: the number of tokens that the convolution of inputs, B and C reads.
         convolution_bias: whether the convolution has a bias.
-        bias: whether the projections before and behind it have a bias.
+        bias: whether the projection before it has a bias.
+        output_bias: whether the projection behind it has a bias.
         limits: the smallest and the largest time step.
+        norm: whether the output is normalised "behind gates" or "before gates", which multiply it;
+            None: it is not.
+        factors: those of gates, inputs, B, C and time steps behind their projection; None: all
+            are 1.
     """
 
     heads: int
@@ -97,7 +103,10 @@ class Mamba2Spec:
     taps: int
     convolution_bias: bool = True
     bias: bool = False
+    output_bias: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
+    norm: GatedNorm | None = "behind gates"
+    factors: tuple[float, ...] | None = None
 
     kv = None
 
@@ -118,9 +127,14 @@ class Mamba2Spec:
         return sum(self.convolved_parts)
 
     @property
+    def in_parts(self) -> tuple[int, ...]:
+        """The widths of gates, of inputs, of B, of C and of time steps."""
+        return self.width, *self.convolved_parts, self.heads
+
+    @property
     def in_width(self) -> int:
         """The width of gates, inputs, B, C and time steps side by side."""
-        return self.width + self.convolved_width + self.heads
+        return sum(self.in_parts)
 
     @property
     def linear_widths(self) -> tuple[int, ...]:

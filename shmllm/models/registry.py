@@ -27,6 +27,7 @@ ARCHITECTURES: dict[str, str] = {
     "Exaone4ForCausalLM": "exaone4",
     "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconForCausalLM": "falcon",
+    "FalconH1ForCausalLM": "falcon_h1",
     "FalconMambaForCausalLM": "falcon_mamba",
     "FlexOlmoForCausalLM": "flex_olmo",
     "GemmaForCausalLM": "gemma",

@@ -115,8 +115,7 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 def _shard_layers(layers: tuple[LayerSpec, ...], size: int) -> tuple[LayerSpec, ...]:
     return tuple(
         replace(
-            layer,
-            mixer=_RULES[type(layer.mixer)](layer.mixer, size),
+            layer.with_mixers(lambda mixer: _RULES[type(mixer)](mixer, size)),
             mlp=_RULES[type(layer.mlp)](layer.mlp, size),
         )
         for layer in layers
@@ -168,10 +167,10 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
 
 def _cost(config: ModelConfig, layer: LayerSpec) -> int:
     """Returns about the number of elements that a token is multiplied by in a layer."""
-    mixer = 0 if layer.mixer is None else sum(layer.mixer.linear_widths) + layer.mixer.width
+    mixers = sum(sum(mixer.linear_widths) + mixer.width for mixer in layer.mixers)
     mlp = 0 if layer.mlp is None else sum(dense.up_width + dense.inner for dense in layer.mlp.dense)
     mlp += sum(3 * each.top_k * each.inner for each in layer.mlp.mixtures) if layer.mlp else 0
-    return (mixer + mlp) * config.hidden_size
+    return (mixers + mlp) * config.hidden_size
 
 
 def _head(config: ModelConfig) -> int:

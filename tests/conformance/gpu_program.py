@@ -67,6 +67,10 @@ GROWING: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "bamba": {name: HYBRID[name] for name in HYBRID if name != "layer_types"}
     | {"attn_layer_indices": [1]},
+    "falcon_h1": {name: HYBRID[name] for name in HYBRID if name != "layer_types"}
+    | {"mamba_d_ssm": 128, "head_dim": 32, "embedding_multiplier": 3.0, "key_multiplier": 0.4}
+    | {"attention_in_multiplier": 0.7, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6}
+    | {"ssm_multipliers": [0.9, 0.7, 0.8, 1.1, 0.6], "mlp_multipliers": [0.88, 0.59]},
     "falcon_mamba": {"intermediate_size": 112},
     "granite_moe_hybrid": HYBRID
     | {"num_local_experts": 4, "intermediate_size": 24, "shared_intermediate_size": 40},

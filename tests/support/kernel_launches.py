@@ -219,7 +219,8 @@ def mambas(facts: dict[str, Any], capability: int) -> None:
     convolve(x, empty(4, inner + 2 * keys), x[0].clone(), states, requests)
     of_heads = empty(heads, dtype=torch.float32)
     mamba2.scan(out, x, times, of_heads, of_heads, of_heads, states, requests, sizes, limits)
-    mamba2.gated_norm(out, out.clone(), out[0].clone(), groups, 1e-6)
+    for weight, gates_first in ((out[0].clone(), True), (out[0].clone(), False), (None, True)):
+        mamba2.gated_norm(out, out.clone(), weight, groups, 1e-6, gates_first)
     wide, counters = empty(4, inner + 2 * keys + heads), empty(4, dtype=torch.int32)
     facts["is_dependent"] = capability >= 90
     run_mamba2(

@@ -232,6 +232,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1]}),
+    "falcon_h1": (
+        "FalconH1",
+        {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"}
+        | {"mamba_d_ssm": 128, "head_dim": 32, "embedding_multiplier": 3.0, "key_multiplier": 0.4}
+        | {"attention_in_multiplier": 0.7, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6}
+        | {"ssm_multipliers": [0.9, 0.7, 0.8, 1.1, 0.6], "mlp_multipliers": [0.88, 0.59]},
+    ),
     "falcon_mamba": ("FalconMamba", {"intermediate_size": 128, "mixer_rms_eps": 0.01}),
     "granite_moe_hybrid": (
         "GraniteMoeHybrid",
@@ -276,6 +283,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MAMBAS = (
     "bamba",
+    "falcon_h1",
     "falcon_mamba",
     "granite_moe_hybrid",
     "jamba",
@@ -283,7 +291,7 @@ MAMBAS = (
     "mamba2",
     "nemotron_h",
 )
-"""The families with Mamba 1 or 2."""
+"""The families with Mamba 1 or 2, some of them beside attention."""
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", *MAMBAS)
 """Those whose layers have states."""
 DENSE = (

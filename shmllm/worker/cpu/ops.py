@@ -40,7 +40,7 @@ from shmllm.worker.cpu.short_convolution import ShortConvolutionOps
 from shmllm.worker.cpu.states import States
 from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
-from shmllm_kernels.cpu.norms import ADD, SCALE
+from shmllm_kernels.cpu.norms import ADD, SCALE, SCALE_COLUMNS
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
     EMBED,
@@ -240,6 +240,8 @@ class CpuOps:
 
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
         kernel = SCALE["float32" if weight is None else kind_of(weight)]
+        if weight is not None and len(weight) > 1:
+            kernel = SCALE_COLUMNS
         operands = x.data_ptr(), x.shape[1], word_of_float(factor), _address(weight)
         self._record("scale", kernel, *operands)
         return x

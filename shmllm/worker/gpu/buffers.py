@@ -91,7 +91,17 @@ class GpuBuffers:
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
         self.spare = buffer(MAX_ROWS, hidden)
         self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)
-        self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
+        self._attended = {
+            width: buffer(max_tokens, width)
+            for width in {attention.width for attention in config.all_attentions}
+        }
+        # A product of what one mixer of a layer returns may wait until another one has run.
+        are_apart = any(len(layer.mixers) > 1 for layer in config.loaded_layers)
+        shared = {} if are_apart else self._attended
+        self._mixed = {
+            width: shared[width] if width in shared else buffer(max_tokens, width)
+            for width in {mixer.width for mixer in config.mixers if mixer.state_bytes}
+        }
         self._latents = {
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
@@ -150,9 +160,12 @@ class GpuBuffers:
         return self._products[width]
 
     def attended(self, width: int) -> Tensor:
-        """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
-        place."""
+        """Return the buffer [max_tokens, width] for the output of attention."""
         return self._attended[width]
+
+    def mixed(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for the output of a mixer with a state."""
+        return self._mixed[width]
 
     def latents(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the queries of a latent attention, projected to

@@ -64,7 +64,7 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
     mixer, mlp = layer.mixer, layer.mlp
     if not isinstance(mixer, AttentionSpec):
         return "the kernel does not compute the mixer"
-    if not isinstance(mlp, MLPSpec):
+    if not isinstance(mlp, MLPSpec) or layer.mlp_scale != 1:
         return "the kernel does not compute the feed-forward"
     names = layer.norms
     has_both = names.before_mixer is not None and names.before_mlp is not None

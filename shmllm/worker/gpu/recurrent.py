@@ -56,7 +56,7 @@ class RecurrentOps:
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         """See `models.ops.Ops.delta_net`."""
         spec, norm = net.spec, net.norm
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(self._run_delta_net, out, x, net))
         gate = x[:, spec.convolved_width : spec.convolved_width + spec.width]
         delta_net.gated_norm(out, gate, norm.weight, norm.spec.eps)
@@ -67,7 +67,7 @@ class RecurrentOps:
         spec = net.spec
         if not few_delta_net.takes(spec.key_dim, spec.value_dim):
             return self.delta_net(x, net)
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(self._run_delta_net_of_few, out, x, net))
         return out
 
@@ -89,7 +89,7 @@ class RecurrentOps:
             linear: (out, x, linear) -> None, computes a product.
         """
         spec = mixer.spec
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         projected = self._buffers.mambas[spec][: len(x)]
         self._step.launch(partial(self._convolve, x, mixer))
         linear(projected, x[:, : spec.width], mixer.x_proj)
@@ -106,7 +106,7 @@ class RecurrentOps:
         has_room = few_mamba_scan.takes(spec.rank, spec.state_size)
         if not has_room or _are_packed(mixer.x_proj, mixer.dt_proj):
             return self.mamba(x, mixer, linear)
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(self._run_mamba_of_few, out, x, mixer))
         return out
 
@@ -119,7 +119,7 @@ class RecurrentOps:
             x, mixer: see there.
             is_of_few: whether the step has few tokens, so that launches may be dependent.
         """
-        out = self._buffers.attended(mixer.spec.width)[: len(x)]
+        out = self._buffers.mixed(mixer.spec.width)[: len(x)]
         is_dependent = is_of_few and self._step.is_dependent
         self._step.launch(partial(self._run_short_convolution, out, x, mixer, is_dependent))
         return out
@@ -159,10 +159,11 @@ class RecurrentOps:
         self, x: Tensor, mixer: Mamba2, run: Callable[[Tensor, Tensor, Mamba2], None]
     ) -> Tensor:
         spec, norm = mixer.spec, mixer.norm
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(run, out, x, mixer))
-        gate = x[:, : spec.width]
-        mamba2.gated_norm(out, gate, norm.weight, spec.groups, norm.spec.eps)
+        gate, gates_first = x[:, : spec.width], spec.norm != "before gates"
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.spec.eps)
+        mamba2.gated_norm(out, gate, weight, spec.groups, eps, gates_first)
         return out
 
     def _run_mamba2(self, out: Tensor, x: Tensor, mixer: Mamba2) -> None:

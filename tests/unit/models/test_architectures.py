@@ -99,6 +99,22 @@ JAMBA: dict[str, Any] = {
     "num_experts": 6,
     "mamba_dt_rank": 5,
 }
+FALCON_H1: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+    "mamba_d_ssm": 96,
+    "head_dim": 16,
+    "embedding_multiplier": 5.7,
+    "lm_head_multiplier": 0.2,
+    "attention_in_multiplier": 0.7,
+    "attention_out_multiplier": 0.9,
+    "key_multiplier": 0.4,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.3],
+    "ssm_out_multiplier": 0.24,
+    "mlp_multipliers": [0.88, 0.59],
+}
 NEMOTRON: dict[str, Any] = {
     "layers_block_type": [LINEAR, "mlp", FULL, LINEAR, "mlp"],
     "mamba_num_heads": 6,
@@ -188,6 +204,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba",
         {"use_bias": True, "use_conv_bias": False, "time_step_rank": 7, "conv_kernel": 2}
         | {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1},
+    ),
+    "falcon-h1": ("falcon_h1", FALCON_H1),
+    "falcon-h1-norm": (
+        "falcon_h1",
+        FALCON_H1
+        | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True}
+        | {"mamba_d_ssm": None, "mamba_conv_bias": False, "tie_word_embeddings": True},
+    ),
+    "falcon-h1-norm-before-gates": (
+        "falcon_h1",
+        FALCON_H1
+        | {"mamba_rms_norm": True, "attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0}
+        | {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True}
+        | {"mlp_multipliers": [1.0, 0.59], "num_key_value_heads": None},
     ),
     "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 0.01}),
     "jamba": ("jamba", JAMBA),
@@ -825,6 +855,7 @@ BFLOAT16 = [
     "cohere2-moe-all-experts",
     "arcee",
     "bamba",
+    "falcon-h1",
     "falcon-mamba",
     "granite-hybrid-all-experts",
     "granite-moe-all-experts",
