@@ -234,8 +234,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1]}),
     "falcon_h1": (
         "FalconH1",
-        {name: value for name, value in MAMBA.items() if name != "num_hidden_layers"}
-        | {"mamba_d_ssm": 128, "head_dim": 32, "embedding_multiplier": 3.0, "key_multiplier": 0.4}
+        MAMBA
+        | {"num_hidden_layers": 2, "mamba_d_state": 16, "mamba_d_ssm": 128, "head_dim": 32}
+        | {"embedding_multiplier": 3.0, "key_multiplier": 0.4}
         | {"attention_in_multiplier": 0.7, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6}
         | {"ssm_multipliers": [0.9, 0.7, 0.8, 1.1, 0.6], "mlp_multipliers": [0.88, 0.59]},
     ),

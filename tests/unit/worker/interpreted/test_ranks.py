@@ -105,6 +105,7 @@ FAMILIES = (
     "deepseek_v3",
     "gemma4",
     "mamba2",
+    "falcon_h1",
 )
 
 
