@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.decoder import DecoderLayer, DecoderModel
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.decoder_layer import DecoderLayer
 from shmllm.models.layers import MLP, Attention, Linear
 from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec
 from shmllm.models.specs import LayerSpec, MLPSpec

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm.models.decoder import DecoderLayer, DecoderModel
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.decoder_layer import DecoderLayer
 from shmllm.models.layers import MLP, Attention, Linear
 from shmllm.models.matrices import parts_of
 from shmllm.worker.gpu.products import rows_of

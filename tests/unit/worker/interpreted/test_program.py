@@ -29,7 +29,7 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
-from shmllm.models.decoder import FurtherLayer
+from shmllm.models.decoder_layer import FurtherLayer
 from shmllm.models.layers import Storage
 from shmllm.worker.gpu import attention
 from shmllm.worker.gpu.buffers import GpuBuffers
