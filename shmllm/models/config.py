@@ -29,7 +29,7 @@ from shmllm.models.mixer_specs import (
     MixerSpec,
 )
 from shmllm.models.quantization_methods import quantization_fields
-from shmllm.models.recurrent_specs import MambaSpec
+from shmllm.models.recurrent_specs import KimiDeltaSpec, MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
@@ -325,6 +325,7 @@ class ModelConfig:
         """The different widths of what matrix products read, in ascending order."""
         widths = {self.hidden_size, *self.mixed_widths, *self.inner_widths}
         widths.update(*(attention.read_widths for attention in self.latent_attentions))
+        widths |= {each.head_dim for each in self.mixers if isinstance(each, KimiDeltaSpec)}
         widths |= set() if self.per_layer is None else {self.per_layer.width}
         widths |= {2 * self.hidden_size} if self.num_further else set()
         return tuple(sorted(widths))

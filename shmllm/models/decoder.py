@@ -36,6 +36,7 @@ class DecoderModel(Model):
         storage: allocates the weights.
         rename: the family's ``named_weights``; None: its names are the default ones.
         rename_modules: its ``module_weights``, likewise.
+        other_names: its ``other_names``, which returns more destinations; None: there are none.
 
     Attributes:
         norm: the final norm, or None.
@@ -53,9 +54,11 @@ class DecoderModel(Model):
         storage: Storage,
         rename: Rename | None = None,
         rename_modules: Rename | None = None,
+        other_names: Rename | None = None,
     ) -> None:
         super().__init__(config, storage.dtype)
         self._rename, self._rename_modules = rename, rename_modules
+        self._other_names = other_names
         self._division: Division | None = None
         self._matrix_shares: dict[int, Share] = {}
         self.partial: frozenset[int] = frozenset()
@@ -156,7 +159,8 @@ class DecoderModel(Model):
         is_skipped = known is not None and known.startswith(self.config.left_out)
         return None if is_skipped else known
 
-    def _name_weights(self) -> NamedWeights:
+    def _default_weights(self) -> NamedWeights:
+        """Returns the destinations of the default names, but for those of heads and towers."""
         weights = self.embedding.named_weights()
         if self.per_layer is not None:
             weights |= self.per_layer.named_weights()
@@ -166,6 +170,10 @@ class DecoderModel(Model):
             weights |= further.named_weights(f"model.layers.{index}")
         if self.norm is not None:
             weights |= self.norm.named_weights("model.norm")
+        return weights
+
+    def _name_weights(self) -> NamedWeights:
+        weights = self._default_weights()
         if self._rename is not None:
             weights = self._rename(weights, self.config)
         if self.head is not None:
@@ -189,6 +197,8 @@ class DecoderModel(Model):
             weights |= further.layer.module_weights(f"model.layers.{index}")
         if self._rename_modules is not None:
             weights = self._rename_modules(weights, self.config)
+        if self._other_names is not None:
+            weights |= self._other_names(self._default_weights(), self.config)
         return self._shares_of(weights)
 
     def _shares_of(self, weights: NamedWeights) -> NamedWeights:

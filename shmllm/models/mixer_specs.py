@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
+    KimiDeltaSpec,
     Mamba2Spec,
     MambaSpec,
     ShortConvolutionSpec,
@@ -228,6 +229,7 @@ MixerSpec = (
     AttentionSpec
     | LatentAttentionSpec
     | DeltaNetSpec
+    | KimiDeltaSpec
     | Mamba2Spec
     | MambaSpec
     | ShortConvolutionSpec

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, NamedWeights, Norm, Storage
 from shmllm.models.mamba2_mixer import Mamba2
@@ -25,7 +26,13 @@ from shmllm.models.mixer_specs import (
     SideBySideSpec,
 )
 from shmllm.models.ops import Ops
-from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec, ShortConvolutionSpec
+from shmllm.models.recurrent_specs import (
+    DeltaNetSpec,
+    KimiDeltaSpec,
+    Mamba2Spec,
+    MambaSpec,
+    ShortConvolutionSpec,
+)
 from shmllm.models.short_convolution import ShortConvolution
 
 
@@ -71,6 +78,14 @@ def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentA
 
 def _run_delta_net(ops: Ops, x: Tensor, residual: Tensor, net: DeltaNet) -> Tensor:
     return ops.linear(ops.delta_net(ops.linear(x, net.in_proj), net), net.out_proj)
+
+
+def _run_kimi_delta(ops: Ops, x: Tensor, residual: Tensor, net: KimiDelta) -> Tensor:
+    projected = ops.linear(x, net.in_proj)
+    decays = ops.low_rank(x, net.decay_down, net.decay_up)
+    out = ops.kimi_delta(projected, decays, net)
+    gates = ops.low_rank(x, net.gate_down, net.gate_up)
+    return ops.linear(ops.gate_heads(out, gates, net), net.out_proj)
 
 
 def _run_mamba2(ops: Ops, x: Tensor, residual: Tensor, mixer: Mamba2) -> Tensor:
@@ -126,6 +141,7 @@ MIXERS: dict[type[MixerSpec | SideBySideSpec], MixerKind] = {
     AttentionSpec: MixerKind(Attention, _attend),
     LatentAttentionSpec: MixerKind(LatentAttention, _attend_to_latents),
     DeltaNetSpec: MixerKind(DeltaNet, _run_delta_net),
+    KimiDeltaSpec: MixerKind(KimiDelta, _run_kimi_delta),
     Mamba2Spec: MixerKind(Mamba2, _run_mamba2),
     MambaSpec: MixerKind(Mamba, _run_mamba),
     ShortConvolutionSpec: MixerKind(ShortConvolution, _run_short_convolution),

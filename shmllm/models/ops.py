@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
@@ -214,6 +215,28 @@ class Ops(LinearOps, Protocol):
         Returns:
             [tokens, value_heads * value_dim].
         """
+
+    def low_rank(self, x: Tensor, down: Linear, up: Linear) -> Tensor:
+        """Returns a projection of a projection of ``x`` [tokens, hidden]."""
+
+    def kimi_delta(self, x: Tensor, decays: Tensor, net: KimiDelta) -> Tensor:
+        """Computes a gated delta net with a decay for each channel of the key, as `delta_net` but
+        for the norm and its gates. The state of a head becomes ``diag(a) S`` and then ``S + k (b (v
+        - S'k))'``, with ``a = exp(-exp(log) * softplus(decay + bias))``; the result is ``S'q``.
+
+        Args:
+            x: [tokens, 3 * heads * head_dim + heads], queries, keys, values and rates side by side;
+                may be overwritten.
+            decays: [tokens, heads * head_dim]; may be overwritten.
+            net: the layer.
+
+        Returns:
+            [tokens, heads * head_dim].
+        """
+
+    def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
+        """Returns ``rms_norm(x) * sigmoid(gates)``, with a norm over each head, in the place of
+        ``x``, the result of `kimi_delta`; both are [tokens, heads * head_dim]."""
 
     def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
         """Computes a Mamba 2 over the step's tokens, from the states of their requests on, which it

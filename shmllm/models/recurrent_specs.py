@@ -77,6 +77,61 @@ class DeltaNetSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaSpec:
+    """A gated delta net with a decay for each channel of the key (Kimi Team, "Kimi Linear", 2025,
+    section 4), which takes the place of attention. Decays and gates are projections of projections
+    to the width of a head.
+
+    Attributes:
+        heads: the number of query heads, of key heads, and of value heads.
+        head_dim: the width of each.
+        taps: the number of tokens that the convolution of queries, keys and values reads.
+    """
+
+    heads: int
+    head_dim: int
+    taps: int
+
+    kv = None
+
+    @property
+    def width(self) -> int:
+        """The width of all heads, and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The key heads, the width of a key, the value heads, and the width of a value."""
+        return self.heads, self.head_dim, self.heads, self.head_dim
+
+    @property
+    def convolved_parts(self) -> tuple[int, ...]:
+        """The widths of queries, of keys and of values."""
+        return self.width, self.width, self.width
+
+    @property
+    def convolved_width(self) -> int:
+        """The width of queries, keys and values side by side."""
+        return 3 * self.width
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before the net: of queries, keys, values
+        and rates side by side, of decays and of gates."""
+        return self.convolved_width + self.heads, self.width
+
+    @property
+    def convolution_bytes(self) -> int:
+        """The size of the convolution's state: its last inputs, in float32."""
+        return 4 * (self.taps - 1) * self.convolved_width
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return self.convolution_bytes + 4 * self.width * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Spec:
     """A Mamba 2 (Dao and Gu, 2024), which takes the place of attention.
 

@@ -56,6 +56,7 @@ ARCHITECTURES: dict[str, str] = {
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe_shared",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "KimiLinearForCausalLM": "kimi_linear",
     "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
     "GraniteMoeSWAForCausalLM": "granite_moe_swa",
     "GraniteSWAForCausalLM": "granite_swa",
@@ -223,8 +224,8 @@ def _of_same_stem(architecture: str) -> str:
 
 def find_family(architecture: str) -> Any:
     """Returns the module of a family. It has ``configure(fields)``, which returns a `ModelConfig`,
-    and may have ``named_weights(weights, config)`` and ``module_weights(weights, config)``;
-    README.md describes them.
+    and may have ``named_weights(weights, config)``, ``module_weights(weights, config)`` and
+    ``other_names(weights, config)``; README.md describes them.
 
     Raises:
         EngineStartError: the architecture is unknown; the message names the nearest known ones. Or

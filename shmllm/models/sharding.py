@@ -15,7 +15,13 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
-from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec, ShortConvolutionSpec
+from shmllm.models.recurrent_specs import (
+    DeltaNetSpec,
+    KimiDeltaSpec,
+    Mamba2Spec,
+    MambaSpec,
+    ShortConvolutionSpec,
+)
 from shmllm.models.shard import Shard, Stage
 from shmllm.models.specs import DenseAndExpertsSpec, LayerSpec, MLPSpec, MoESpec
 
@@ -51,6 +57,10 @@ def _shard_delta_net(spec: DeltaNetSpec, size: int) -> DeltaNetSpec:
     return replace(spec, key_heads=keys, value_heads=spec.value_heads // size)
 
 
+def _shard_kimi_delta(spec: KimiDeltaSpec, size: int) -> KimiDeltaSpec:
+    return replace(spec, heads=_divide(spec.heads, size, "heads of delta nets"))
+
+
 def _shard_mamba2(spec: Mamba2Spec, size: int) -> Mamba2Spec:
     if spec.groups % size:  # the norm of the output reads all heads of a group
         return spec
@@ -81,6 +91,7 @@ _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     AttentionSpec: _shard_attention,
     LatentAttentionSpec: _shard_latent_attention,
     DeltaNetSpec: _shard_delta_net,
+    KimiDeltaSpec: _shard_kimi_delta,
     Mamba2Spec: _shard_mamba2,
     MambaSpec: lambda spec, size: spec,  # its time steps are products of all channels
     ShortConvolutionSpec: _shard_short_convolution,

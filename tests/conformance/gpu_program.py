@@ -75,6 +75,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "granite_moe_hybrid": HYBRID
     | {"num_local_experts": 4, "intermediate_size": 24, "shared_intermediate_size": 40},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "kimi_linear": LATENT
+    | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 8}
+    | {"num_experts_per_tok": 3, "linear_num_heads": 2, "linear_head_dim": 32},
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}
     | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
+from shmllm.models.recurrent_specs import KimiDeltaSpec
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
@@ -81,6 +82,12 @@ class CpuBuffers:
         hidden = config.hidden_size
         self.hidden, self.normed = buffer(max_tokens, hidden), buffer(max_tokens, hidden)
         self._attended = {width: buffer(max_tokens, width) for width in config.mixed_widths}
+        self._low_ranks = {
+            width: buffer(max_tokens, width)
+            for width in {
+                each.head_dim for each in config.mixers if isinstance(each, KimiDeltaSpec)
+            }
+        }
         self._latents = {
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
@@ -146,6 +153,11 @@ class CpuBuffers:
         """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
         place."""
         return self._attended[width]
+
+    def low_rank(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for a projection of which another one is a
+        projection: both may be equally wide."""
+        return self._low_ranks[width]
 
     def unprojected(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for what queries of latent attention are a

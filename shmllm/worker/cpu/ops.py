@@ -13,6 +13,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
@@ -278,6 +279,22 @@ class CpuOps:
         out = self._buffers.attended(net.spec.width)
         self._delta_nets.run(x, net, out)
         return out
+
+    def low_rank(self, x: Tensor, down: Linear, up: Linear) -> Tensor:
+        inner = self._buffers.low_rank(down.weight.shape[0])
+        self._products.record(self._num_tokens, x, down, inner)
+        if self._lora is not None:
+            self._lora.record(self._kernels, x, down, inner)
+        return self.linear(inner, up)
+
+    def kimi_delta(self, x: Tensor, decays: Tensor, net: KimiDelta) -> Tensor:
+        out = self._buffers.attended(net.spec.width)
+        self._delta_nets.run_by_channel(x, decays, net, out)
+        return out
+
+    def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
+        self._delta_nets.gate(x, gates, net)
+        return x
 
     def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
         out = self._buffers.attended(mixer.spec.width)

@@ -10,7 +10,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
-from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
+from shmllm.models.recurrent_specs import DeltaNetSpec, KimiDeltaSpec, Mamba2Spec, MambaSpec
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
@@ -102,6 +102,12 @@ class GpuBuffers:
             width: shared[width] if width in shared else buffer(max_tokens, width)
             for width in {mixer.width for mixer in config.mixers if mixer.state_bytes}
         }
+        self._low_ranks = {
+            width: buffer(max_tokens, width)
+            for width in {
+                each.head_dim for each in config.mixers if isinstance(each, KimiDeltaSpec)
+            }
+        }
         self._latents = {
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
@@ -176,6 +182,11 @@ class GpuBuffers:
         """Return the buffer [MAX_ROWS, width] for what lies beside latents of few tokens, and for
         these until they are stored: queries are projected meanwhile."""
         return self._unstored[width]
+
+    def low_rank(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for a projection of which another one is a
+        projection: both may be equally wide."""
+        return self._low_ranks[width]
 
     def unprojected(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for what queries of latent attention are a

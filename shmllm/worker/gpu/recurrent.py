@@ -13,6 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from shmllm.models.delta_net import DeltaNet
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.layers import Linear, Norm
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
@@ -70,6 +71,20 @@ class RecurrentOps:
         out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(self._run_delta_net_of_few, out, x, net))
         return out
+
+    def kimi_delta(self, x: Tensor, decays: Tensor, net: KimiDelta) -> Tensor:
+        """See `models.ops.Ops.kimi_delta`."""
+        spec = net.spec
+        out = self._buffers.mixed(spec.width)[: len(x)]
+        rates = x[:, spec.convolved_width :]
+        self._step.launch(partial(self._run_delta_rule, out, x, rates, decays, net, spec.sizes))
+        return out
+
+    def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
+        """See `models.ops.Ops.gate_heads`."""
+        norm = net.norm
+        delta_net.gated_norm(x, gates, norm.weight, norm.spec.eps, is_sigmoid=True)
+        return x
 
     def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
         """See `models.ops.Ops.mamba2`."""
@@ -136,15 +151,28 @@ class RecurrentOps:
         )
 
     def _run_delta_net(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
-        spec, requests = net.spec, self._requests
-        mixed, gates = x[:, : spec.convolved_width], x[:, spec.convolved_width + spec.width :]
-        states = self._cache.states[net.layer]
+        spec = net.spec
+        gates = x[:, spec.convolved_width + spec.width :]
+        rates, decays = gates.split_with_sizes([spec.value_heads] * 2, dim=1)
+        heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
+        self._run_delta_rule(out, x, rates, decays, net, heads, spec.tiled)
+
+    def _run_delta_rule(
+        self,
+        out: Tensor,
+        x: Tensor,
+        rates: Tensor,
+        decays: Tensor,
+        net: DeltaNet | KimiDelta,
+        heads: tuple[int, int, int, int],
+        is_tiled: bool = False,
+    ) -> None:
+        spec, requests, states = net.spec, self._requests, self._cache.states[net.layer]
+        mixed = x[:, : spec.convolved_width]
         convolve(mixed, net.convolution, None, states, requests)
         state = states[:, spec.convolution_bytes // states.itemsize :]
-        heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
-        delta_net.delta_rule(
-            out, mixed, gates, net.logs, net.biases, state, requests, heads, spec.tiled
-        )
+        gates = rates, decays, net.logs, net.biases
+        delta_net.delta_rule(out, mixed, *gates, state, requests, heads, is_tiled)
 
     def _run_delta_net_of_few(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
         spec, norm = net.spec, net.norm

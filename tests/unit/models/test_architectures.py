@@ -69,6 +69,15 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 10,
     "moe_intermediate_size": 24,
 }
+KIMI: dict[str, Any] = LATENT | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "q_lora_rank": None,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "linear_head_dim": 16,
+    "linear_num_heads": 3,
+}
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 GROWING = YARN_ROPE | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 8}
 """A factor of queries that grows after each eight tokens."""
@@ -220,6 +229,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_multipliers": [1.0, 0.59], "num_key_value_heads": None},
     ),
     "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 0.01}),
+    "kimi-linear": ("kimi_linear", KIMI),
+    "kimi-linear-groups": (
+        "kimi_linear",
+        KIMI
+        | {"num_local_experts": 12, "n_group": 4, "topk_group": 2, "q_lora_rank": 28}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "n_shared_experts": 2}
+        | {"norm_topk_prob": False, "attention_bias": True, "linear_conv_kernel_dim": 3}
+        | {"linear_num_heads": 1, "linear_head_dim": 32}
+        | {"layer_types": ["full_attention", "linear_attention", *["linear_attention"] * 2]},
+    ),
+    "kimi-linear-all-experts": ("kimi_linear", KIMI | {"num_experts_per_tok": 6}),
     "jamba": ("jamba", JAMBA),
     "jamba-dense": ("jamba", JAMBA | {"num_experts": 1, "mamba_proj_bias": True}),
     "jamba-all-experts": ("jamba", JAMBA | {"num_experts_per_tok": 6}),
@@ -873,6 +893,7 @@ BFLOAT16 = [
     "mistral4-all-experts",
     "nanochat",
     "jamba-all-experts",
+    "kimi-linear-all-experts",
     "mamba",
     "mamba2",
     "nemotron-h-all-experts",

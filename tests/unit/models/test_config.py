@@ -50,6 +50,7 @@ OTHERS = (
     "gptj",
     "gemma4",
     "helium",
+    "kimi_linear",
     "lfm2",
     "lfm2_moe",
     "opt",

@@ -106,6 +106,7 @@ FAMILIES = (
     "gemma4",
     "mamba2",
     "falcon_h1",
+    "kimi_linear",
 )
 
 
