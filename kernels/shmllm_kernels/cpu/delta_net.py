@@ -47,12 +47,12 @@ def _scale_to_unit(row, width, factor):
 
 
 @compiled
-def _prepare(operands, piece, thread, num_threads, kind):
+def _prepare(operands, piece, thread, num_threads, kind, by_row):
     x, stride, key_heads, key_dim, value_heads, value_dim = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
         word(operands, 5), word(operands, 6),
     )  # fmt: skip
-    logs, biases, count = floats(word(operands, 7)), word(operands, 8), word(operands, 12)
+    logs, biases = floats(word(operands, 7)), word(operands, 8)
     keys, values = key_heads * key_dim, value_heads * value_dim
     query_scale = np.float32(1.0) / np.sqrt(np.float32(key_dim))
     begin, end = rows_of_piece(operands, piece, num_threads)
@@ -69,18 +69,27 @@ def _prepare(operands, piece, thread, num_threads, kind):
         for head in range(value_heads):
             rates[head] = sigmoid(rates[head])
             growth = exp(min(logs[head], np.float32(80.0)))
-            for i in range(head * count, (head + 1) * count):
-                decays[i] = exp(-(growth * softplus(decays[i] + number(biases, i, kind))))
+            if by_row:
+                for i in range(head * key_dim, (head + 1) * key_dim):
+                    decays[i] = exp(-(growth * softplus(decays[i] + number(biases, i, kind))))
+            else:
+                time = softplus(decays[head] + number(biases, head, kind))
+                decays[head] = exp(-(growth * time))
 
 
-PREPARE = {kind: Kernel(count_pieces, _prepare, kind) for kind in KINDS}
-"""Kernels by the dtype name of the biases. In place: queries, keys and values become ``silu(x)``;
-each query and key is divided by its length, and queries by sqrt(key_dim); a rate becomes
-``sigmoid(x)``, and a decay ``exp(-exp(log) * softplus(x + bias))``.
+PREPARE = {
+    (kind, by_row): Kernel(count_pieces, _prepare, kind, int(by_row))
+    for kind in KINDS
+    for by_row in (False, True)
+}
+"""Kernels by the dtype name of the biases, and by whether each row of S has a decay. In place:
+queries, keys and values become ``silu(x)``; each query and key is divided by its length, and
+queries by sqrt(key_dim); a rate becomes ``sigmoid(x)``, and a decay ``exp(-exp(log) * softplus(x +
+bias))``.
 
 Operands: address of the number of rows; x, its stride in bytes; key_heads; key_dim; value_heads;
-value_dim; logs float32 [value_heads]; biases [value_heads, decays]; rates, with the stride of x;
-decays [value_heads, decays], their stride in bytes; decays of a head, 1 or key_dim.
+value_dim; logs float32 [value_heads]; biases; rates, with the stride of x; decays, as many as
+biases, their stride in bytes.
 """
 
 

@@ -59,12 +59,13 @@ class DeltaNetOps:
         kernel = CONVOLVE[kind_of(net.convolution), spec.taps]
         weights = [spec.convolved_width, net.convolution.data_ptr(), 0]
         self._program.record(kernel, [*requests, *source, *weights], label="convolve")
-        of_heads = len(net.biases) // len(net.logs)
+        by_row = isinstance(net, KimiDelta)
         numbers = [net.logs.data_ptr(), net.biases.data_ptr(), rates.data_ptr()]
-        operands = [num_tokens, *source, *sizes, *numbers, *_rows(decays), of_heads]
-        self._program.record(PREPARE[kind_of(net.biases)], operands, label="prepare_delta")
+        operands = [num_tokens, *source, *sizes, *numbers, *_rows(decays)]
+        kernel = PREPARE[kind_of(net.biases), by_row]
+        self._program.record(kernel, operands, label="prepare_delta")
         target = [out.data_ptr(), spec.convolution_bytes, sharing, rates.data_ptr()]
-        kernel = delta_rule(sizes[3], isinstance(net, KimiDelta))
+        kernel = delta_rule(sizes[3], by_row)
         self._program.record(
             kernel, [*requests, *source, *sizes, *target, *_rows(decays)], label="delta_rule"
         )

@@ -46,8 +46,8 @@ class Net:
         rows, biases = x.clone(), self.biases.to(getattr(torch, kind))
         program, count = KernelProgram(2), np.array([len(x)])
         numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
-        numbers += [self.logs.data_ptr(), biases.data_ptr(), *self.gates(rows), 1]
-        program.record(PREPARE[kind], numbers)
+        numbers += [self.logs.data_ptr(), biases.data_ptr(), *self.gates(rows)]
+        program.record(PREPARE[kind, False], numbers)
         program.replay()
         return rows
 
@@ -194,7 +194,7 @@ class ChannelNet(Net):
         program, count = KernelProgram(2), np.array([len(x)])
         numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
         numbers += [self.logs.data_ptr(), self.biases.data_ptr(), rows.data_ptr() + 12 * self.keys]
-        program.record(PREPARE["float32"], [*numbers, own.data_ptr(), 4 * self.keys, self.sizes[1]])
+        program.record(PREPARE["float32", True], [*numbers, own.data_ptr(), 4 * self.keys])
         program.replay()
         return rows, own
 
