@@ -134,7 +134,7 @@ ONE_GROUP = (KVGroup(FullAttention()),)
 
 
 def group_layers(
-    rules: Sequence[KVRule | None], layer_bytes: Sequence[int] | None = None
+    rules: Sequence[Sequence[KVRule]], layer_bytes: Sequence[int] | None = None
 ) -> tuple[KVGroup, ...]:
     """Divide layers into groups. Those with attention have at most the same number of buffers.
 
@@ -142,7 +142,7 @@ def group_layers(
     group of another rule has unused ones; or that of the most frequent rule if both are similar.
 
     Args:
-        rules: the rule of each layer; None: the layer stores nothing.
+        rules: the rules of each layer, at most one for its keys and values and one for its state.
         layer_bytes: the keys and values of a block in each layer with attention; None: they are
             equal. Layers of different sizes are in different groups.
 
@@ -153,10 +153,10 @@ def group_layers(
     sizes = [1] * len(rules) if layer_bytes is None else layer_bytes
     attention: dict[tuple[KVRule, int], list[int]] = {}
     states: dict[KVRule, list[int]] = {}
-    for layer, rule in enumerate(rules):
-        if rule is not None and rule.interval is None:
+    for layer, rule in ((layer, rule) for layer, own in enumerate(rules) for rule in own):
+        if rule.interval is None:
             attention.setdefault((rule, sizes[layer]), []).append(layer)
-        elif rule is not None:
+        else:
             states.setdefault(rule, []).append(layer)
     largest = max((size for _, size in attention), default=1)
     every = [

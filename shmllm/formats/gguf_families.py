@@ -11,6 +11,7 @@ from shmllm.formats.gguf_family import OUTSIDE, GgufFamily
 from shmllm.formats.gguf_places import (
     ATTENTION,
     DENSE,
+    FALCON_H1,
     GATED_QKV,
     GEMMA,
     GEMMA3N,
@@ -164,6 +165,14 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         modules=GRANITE_HYBRID,
         is_permuted=True,
         is_hybrid=True,
+        is_written=False,
+    ),
+    ("falcon-h1", False): GgufFamily(
+        title="Falcon-H1",
+        architecture="FalconH1ForCausalLM",
+        model_type="falcon_h1",
+        modules=FALCON_H1,
+        outside={**OUTSIDE, "output_norm": "model.final_layernorm"},
         is_written=False,
     ),
     ("smollm3", False): GgufFamily(

@@ -94,7 +94,8 @@ class Place:
 
 Places = Mapping[str, str | Place]
 """Places by the file's names of modules, to which ``.weight`` or ``.bias`` are appended on both
-sides, or of tensors, with these endings, where the checkpoint has others."""
+sides, or of tensors, with these endings, where the checkpoint has others; or without one, if the
+checkpoint's name has it."""
 
 OUTSIDE: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -232,7 +233,7 @@ def _tensors(places: Places) -> Iterator[tuple[str, Place]]:
     """The tensors of a table, by their whole names in the file."""
     for known, value in places.items():
         place = as_place(value)
-        if is_tensor(known):
+        if is_tensor(known) or place.name.endswith(".weight"):  # of a name without an ending
             yield known, place
             continue
         for kind in _KINDS:

@@ -190,6 +190,12 @@ GRANITE_HYBRID: Places = {
     "ffn_down": "shared_mlp.output_linear",
 }
 GRANITE_HYBRID_MOE: Places = {**GRANITE_MOE, **_mamba2("mamba")}
+FALCON_H1: Places = {
+    **ATTENTION,
+    **_mamba2("mamba"),
+    "ffn_norm": "pre_ff_layernorm.weight",
+    **_gated_mlp("ffn_{}", "feed_forward"),
+}
 NEMOTRON_H: Places = {
     "attn_norm": "norm",
     **_qkv("mixer.{}_proj"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.specs import LayerSpec
 
 
@@ -13,13 +13,10 @@ def attend_both_ways(layers: tuple[LayerSpec, ...], fields: Fields) -> tuple[Lay
     """Returns a decoder's layers with attention both ways, as transformers computes it for a config
     with ``is_causal`` false: as far ahead as back, a window's own position not included."""
 
-    def changed(layer: LayerSpec) -> LayerSpec:
-        mixer = layer.mixer
-        if mixer is None:
-            return layer
+    def changed(mixer: MixerSpec) -> MixerSpec:
         if not isinstance(mixer, AttentionSpec):
             raise fields.error("is_causal False is supported with plain attention only")
         wider = None if mixer.window is None else mixer.window + 1
-        return replace(layer, mixer=replace(mixer, window=wider, ahead=mixer.window))
+        return replace(mixer, window=wider, ahead=mixer.window)
 
-    return tuple(map(changed, layers))
+    return tuple(layer.with_mixers(changed) for layer in layers)

@@ -19,8 +19,8 @@ from shmllm.models.registry import find_family
 def build(config: ModelConfig, storage: Storage) -> DecoderModel:
     """Builds a model whose weights are not set."""
     family = find_family(config.architecture)
-    renames = (getattr(family, name, None) for name in ("named_weights", "module_weights"))
-    return DecoderModel(config, storage, *renames)
+    names = "named_weights", "module_weights", "other_names"
+    return DecoderModel(config, storage, *(getattr(family, name, None) for name in names))
 
 
 def without_memory(config: ModelConfig) -> tuple[DecoderModel, list[Allocation]]:

@@ -82,7 +82,8 @@ class ModelConfig:
         usual_length: at how many tokens prompts are cut unless somebody says otherwise; None: only
             `max_position_embeddings` limits them.
         normalizes: whether embeddings have the length 1 unless somebody says otherwise.
-        residual_scale: the factor of what attention and MLP add to the residual stream.
+        residual_scale: the factor of what mixers, unless they lie side by side, and MLPs add to the
+            residual stream.
         logits_scale: the factor of the logits.
         logits_cap: scaled logits become ``logits_cap * tanh(logit / logits_cap)``; None: they stay.
         transposed: whether a checkpoint has the matrices of the layers as [in, out].
@@ -155,9 +156,9 @@ class ModelConfig:
 
     def _problem_of_source(self, index: int, source: int) -> str | None:
         """Returns why a layer cannot read the keys and values of another one."""
-        own, other = self.layers[index].mixer, self.layers[source].mixer
-        assert isinstance(own, AttentionSpec), "it has a source"
-        if source >= index or not isinstance(other, AttentionSpec) or source in self.kv_sources:
+        own, other = self.layers[index].attention, self.layers[source].attention
+        assert own is not None, "it has a source"
+        if source >= index or other is None or source in self.kv_sources:
             return "is no earlier layer with attention of its own"
         is_same = (own.kv, own.window) == (other.kv, other.window)
         return None if is_same else "has other heads or another window"
@@ -262,8 +263,8 @@ class ModelConfig:
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
-        """The mixer of each layer that has one."""
-        return tuple(layer.mixer for layer in self.loaded_layers if layer.mixer is not None)
+        """The mixers of all layers, in their order."""
+        return tuple(mixer for layer in self.loaded_layers for mixer in layer.mixers)
 
     @property
     def feed_forwards(self) -> tuple[FeedForwardSpec, ...]:
@@ -293,24 +294,23 @@ class ModelConfig:
     @property
     def layer_windows(self) -> tuple[int | None, ...]:
         """The window of each layer's attention, see `AttentionSpec`; None for other layers."""
-        return tuple(
-            layer.mixer.window if isinstance(layer.mixer, AttentionSpec) else None
-            for layer in self.loaded_layers
-        )
+        every = (layer.attention for layer in self.loaded_layers)
+        return tuple(None if attention is None else attention.window for attention in every)
 
     @property
     def layer_state_bytes(self) -> tuple[int, ...]:
         """The size of a request's state in each layer; 0 for those without one."""
         return tuple(
-            0 if layer.mixer is None else layer.mixer.state_bytes for layer in self.loaded_layers
+            sum(mixer.state_bytes for mixer in layer.mixers) for layer in self.loaded_layers
         )
 
     @property
     def layer_kv(self) -> tuple[KVHeads | None, ...]:
         """What each layer stores of a token in the KV cache; None: nothing, because it has no
         attention or reads what another layer stored."""
+        sources = self.kv_sources
         return tuple(
-            None if layer.mixer is None or index in self.kv_sources else layer.mixer.kv
+            next((each.kv for each in layer.mixers if each.kv and index not in sources), None)
             for index, layer in enumerate(self.loaded_layers)
         )
 
@@ -318,9 +318,9 @@ class ModelConfig:
     def kv_sources(self) -> dict[int, int]:
         """For each layer that reads the keys and values of another one, that layer."""
         return {
-            index: layer.mixer.source
+            index: layer.attention.source
             for index, layer in enumerate(self.loaded_layers)
-            if isinstance(layer.mixer, AttentionSpec) and layer.mixer.source is not None
+            if layer.attention is not None and layer.attention.source is not None
         }
 
     @property
@@ -372,17 +372,16 @@ class ModelConfig:
         """Returns the configuration for requests of at most `max_length` tokens: the angles of
         longrope depend on it."""
 
-        def lengthened(layer: LayerSpec) -> LayerSpec:
-            mixer = layer.mixer
+        def lengthened(mixer: MixerSpec) -> MixerSpec:
             if not isinstance(mixer, AttentionSpec | LatentAttentionSpec):
-                return layer
+                return mixer
             rope = mixer.rope
             if rope is None or rope.type != "longrope":
-                return layer
-            changed = replace(mixer, rope=replace(rope, max_length=max_length))
-            return replace(layer, mixer=changed)
+                return mixer
+            return replace(mixer, rope=replace(rope, max_length=max_length))
 
         layers, further = (
-            tuple(map(lengthened, layers)) for layers in (self.layers, self.further_layers)
+            tuple(layer.with_mixers(lengthened) for layer in layers)
+            for layers in (self.layers, self.further_layers)
         )
         return replace(self, layers=layers, further_layers=further)

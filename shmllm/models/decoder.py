@@ -39,12 +39,12 @@ class DecoderModel(Model):
         storage: allocates the weights.
         rename: the family's ``named_weights``; None: its names are the default ones.
         rename_modules: its ``module_weights``, likewise.
+        other_names: its ``other_names``, which returns more destinations; None: there are none.
 
     Attributes:
         norm: the final norm, or None.
         head: what is computed of pooled hidden states, or None.
-        partial: the addresses of matrices whose products are parts of a sum over the ranks of a
-            group.
+        partial: the addresses of matrices whose products are parts of a sum over a group's ranks.
         further: the layers behind the others that are loaded, each of which predicts one token
             further ahead.
         vision: what makes embeddings of images, or None. It has memory in the first stage of a
@@ -57,9 +57,11 @@ class DecoderModel(Model):
         storage: Storage,
         rename: Rename | None = None,
         rename_modules: Rename | None = None,
+        other_names: Rename | None = None,
     ) -> None:
         super().__init__(config, storage.dtype)
         self._rename, self._rename_modules = rename, rename_modules
+        self._other_names = other_names
         self._division: Division | None = None
         self._matrix_shares: dict[int, Share] = {}
         self.partial: frozenset[int] = frozenset()
@@ -130,8 +132,7 @@ class DecoderModel(Model):
         return self.finish(ops, x, residual)
 
     def embed(self, ops: Ops) -> Tensor:
-        """Computes what the first layer reads, [tokens, hidden], of one step's tokens, or what the
-        first layer of a stage reads; see `forward`."""
+        """Computes what the first layer, or that of a stage, reads of one step's tokens."""
         stage = self.config.stage
         residual = ops.embed(self.embedding) if stage.is_first else ops.receive()
         if stage.is_first and self.embedding.norm is not None:
@@ -166,7 +167,8 @@ class DecoderModel(Model):
         is_skipped = known is not None and known.startswith(self.config.left_out)
         return None if is_skipped else known
 
-    def _name_weights(self) -> NamedWeights:
+    def _default_weights(self) -> NamedWeights:
+        """Returns the destinations of the default names, but for those of heads and towers."""
         weights = self.embedding.named_weights()
         if self.per_layer is not None:
             weights |= self.per_layer.named_weights()
@@ -178,6 +180,10 @@ class DecoderModel(Model):
             weights |= further.named_weights(f"model.layers.{index}")
         if self.norm is not None:
             weights |= self.norm.named_weights("model.norm")
+        return weights
+
+    def _name_weights(self) -> NamedWeights:
+        weights = self._default_weights()
         if self._rename is not None:
             weights = self._rename(weights, self.config)
         if self.head is not None:
@@ -201,6 +207,8 @@ class DecoderModel(Model):
             weights |= further.layer.module_weights(f"model.layers.{index}")
         if self._rename_modules is not None:
             weights = self._rename_modules(weights, self.config)
+        if self._other_names is not None:
+            weights |= self._other_names(self._default_weights(), self.config)
         return self._shares_of(weights)
 
     def _shares_of(self, weights: NamedWeights) -> NamedWeights:

@@ -14,7 +14,7 @@ from shmllm.models.altup import AltUpLayer, Laurel
 from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.layers import NamedWeights, Norm, Storage
-from shmllm.models.mixers import MIXERS, Mixer
+from shmllm.models.mixers import MIXERS, make_mixer
 from shmllm.models.ops import Ops
 from shmllm.models.per_layer import LayerInput
 from shmllm.models.specs import LayerSpec
@@ -48,9 +48,7 @@ class DecoderLayer:
             return self.norms[name]
 
         self._before_mixer = norm(names.before_mixer)
-        self.mixer: Mixer | None = None
-        if mixer is not None:
-            self.mixer = MIXERS[type(mixer)].make(config, layer, mixer, storage)
+        self.mixer = None if mixer is None else make_mixer(config, layer, mixer, storage)
         self.laurel: Laurel | None = None
         self._mixed_scale = config.residual_scale
         if self.spec.laurel_rank is not None:
@@ -121,9 +119,9 @@ class DecoderLayer:
                 add_laurel(ops, normed, residual, self.laurel)
             x, scale = self._mix(ops, normed, residual), self._mixed_scale
             if self._after_mixer is not None:
+                assert x is not None, "it is the output of one mixer"
                 x = ops.norm(x, self._after_mixer)
         if self.mlp is None:
-            assert x is not None, "a layer has a mixer or an MLP"
             return x
         if normed is not None and self.spec.parallel:
             if self._before_mlp is not None:  # else the MLP reads what the mixer read
@@ -131,18 +129,22 @@ class DecoderLayer:
             ops.add_norm(x, residual, None, scale)
         else:
             normed = ops.add_norm(x, residual, self._before_mlp, scale)
+        if self.spec.mlp_scale != 1:
+            normed = ops.scale(normed, self.spec.mlp_scale)
         x = self._feed_forward(ops, normed, residual)
         return x if self._after_mlp is None else ops.norm(x, self._after_mlp)
 
     def _run_with_norms_of_sums(self, ops: Ops, residual: Tensor) -> None:
         """Runs a layer whose norms read the stream and take its place: nothing is left to add."""
         for run, norm in ((self._mix, self._after_mixer), (self._feed_forward, self._after_mlp)):
+            out = run(ops, residual, residual)
             assert norm is not None, "the layer has both norms"
-            ops.norm_sum(run(ops, residual, residual), residual, norm, self._residual_scale)
+            assert out is not None, "its mixer is one"
+            ops.norm_sum(out, residual, norm, self._residual_scale)
 
-    def _mix(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
+    def _mix(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor | None:
         assert self.spec.mixer is not None, "there is a mixer"
-        return MIXERS[type(self.spec.mixer)].run(ops, x, self.mixer)
+        return MIXERS[type(self.spec.mixer)].run(ops, x, residual, self.mixer)
 
     def _feed_forward(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
         assert self.spec.mlp is not None, "there is a feed-forward"

@@ -7,8 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.llama import configure as configure_llama
-from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.specs import LayerSpec
+from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -20,14 +19,12 @@ def with_factors(fields: Fields, model: ModelConfig) -> ModelConfig:
     scale = fields.number("attention_multiplier", 1.0)
     embedding_scale = fields.number("embedding_multiplier", 1.0)
 
-    def scaled(layer: LayerSpec) -> LayerSpec:
-        if not isinstance(layer.mixer, AttentionSpec):
-            return layer
-        return replace(layer, mixer=replace(layer.mixer, scale=scale))
+    def scaled(mixer: MixerSpec) -> MixerSpec:
+        return replace(mixer, scale=scale) if isinstance(mixer, AttentionSpec) else mixer
 
     return replace(
         model,
-        layers=tuple(map(scaled, model.layers)),
+        layers=tuple(layer.with_mixers(scaled) for layer in model.layers),
         embedding_scale=embedding_scale,
         embeds_scale=embedding_scale,
         residual_scale=fields.number("residual_multiplier", 1.0),

@@ -89,6 +89,14 @@ class Storage:
         """Returns [width] ones beside the weights: a constant, which nobody loads or updates."""
         return self.allocate((0,), self.dtype).new_ones(width)
 
+    def factors(self, factors: Sequence[float], widths: Sequence[int]) -> Tensor:
+        """Returns [sum(widths)] float32 beside the weights, likewise: each factor as often as its
+        width says."""
+        every = self.allocate((0,), torch.float32).new_ones(sum(widths))
+        for part, factor in zip(every.split_with_sizes(list(widths)), factors, strict=True):
+            part.fill_(factor)
+        return every
+
     def zero(self) -> Tensor:
         """Returns [1] float32, a zero beside the weights, likewise."""
         return self.allocate((0,), torch.float32).new_zeros(1)

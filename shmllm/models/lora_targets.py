@@ -167,6 +167,9 @@ class _Collector:
     def linear(self, x: object, linear: Linear) -> object:
         return self._keep(linear)
 
+    def low_rank(self, x: object, down: Linear, up: Linear) -> object:
+        return self._keep(down, up)
+
     def mlp(self, x: object, mlp: MLP) -> object:
         return self._keep(mlp.gate_up_proj, mlp.down_proj)
 
@@ -187,8 +190,8 @@ class _Collector:
 
 
 def computed_linears(model: DecoderModel) -> list[Computed]:
-    """Returns the projections that a step computes by `Ops.linear`, `Ops.mlp`, `Ops.route` and
-    `Ops.experts`, in their order."""
+    """Returns the projections that a step computes by `Ops.linear`, `Ops.low_rank`, `Ops.mlp`,
+    `Ops.route` and `Ops.experts`, in their order."""
     collector = _Collector()
     model.forward(cast(Ops, collector))
     return list(collector.linears.values())

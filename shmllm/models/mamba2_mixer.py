@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.recurrent_specs import Mamba2Spec
@@ -14,12 +16,13 @@ class Mamba2:
         layer: the index of the layer.
         spec: what it computes.
         in_proj: the projection to gates, inputs, B, C and time steps.
+        factors: [in_width] float32, those of its outputs, or None: they are 1.
         convolution: [taps, convolved_width], the weights of the convolution of each channel.
         convolution_bias: [convolved_width] or None.
         logs: [heads] float32, the logarithms of the decays' factors.
         biases: [heads] float32, added to time steps.
         skips: [heads] float32, the factors of the inputs in the output.
-        norm: the norm of the output.
+        norm: the norm of the output, or None.
         out_proj: the output projection.
     """
 
@@ -27,18 +30,21 @@ class Mamba2:
         self.layer = layer
         self.spec = spec
         parts = spec.convolved_parts
-        every = (spec.width, *parts, spec.heads)
+        every = spec.in_parts
         self.in_proj = Linear(config.hidden_size, [spec.in_width], spec.bias, storage, parts=every)
+        self.factors: Tensor | None = None
+        if spec.factors is not None:
+            self.factors = storage.factors(spec.factors, every)
         self.convolution = storage.tensor(spec.taps, parts)
         self.convolution_bias = storage.tensor(parts) if spec.convolution_bias else None
         self.logs, self.biases, self.skips = (storage.float32(spec.heads) for _ in range(3))
-        self.norm = Norm(spec.width, config.norm, storage)
-        self.out_proj = Linear(spec.width, [config.hidden_size], spec.bias, storage)
+        self.norm = Norm(spec.width, config.norm, storage) if spec.norm is not None else None
+        self.out_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
 
     @property
     def norms(self) -> tuple[Norm, ...]:
-        """The norm of the output."""
-        return (self.norm,)
+        """The norm of the output; empty if there is none."""
+        return () if self.norm is None else (self.norm,)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
@@ -50,5 +56,6 @@ class Mamba2:
         weights[f"{prefix}.A_log"] = (self.logs,)
         weights[f"{prefix}.dt_bias"] = (self.biases,)
         weights[f"{prefix}.D"] = (self.skips,)
-        weights |= self.norm.named_weights(f"{prefix}.norm")
+        if self.norm is not None:
+            weights |= self.norm.named_weights(f"{prefix}.norm")
         return weights | self.out_proj.named_weights(f"{prefix}.out_proj")

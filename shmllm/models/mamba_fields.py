@@ -45,8 +45,9 @@ def read_mamba2(fields: Fields, names: Names) -> Mamba2Spec:
     Args:
         fields: the fields of config.json.
         names: the fields of `Mamba2Spec`, "activation", and "expand" if the width of all heads must
-            be that multiple of the hidden size. The default of head_dim may be "auto": it follows
-            from that.
+            be that multiple of the hidden size, unless there is a field "width" that is not null.
+            The default of head_dim may be "auto": it follows from that. A field "output_bias" that
+            is missing is that of "bias".
     """
     _check_activation(fields, *names["activation"])
     heads = fields.integer(*names["heads"])
@@ -57,6 +58,7 @@ def read_mamba2(fields: Fields, names: Names) -> Mamba2Spec:
         state_size=fields.integer(*names["state_size"]),
         taps=_taps(fields, *names["taps"]),
         bias=fields.flag(*names["bias"]),
+        output_bias=fields.flag(*names.get("output_bias", names["bias"])),
         convolution_bias=fields.flag(*names["convolution_bias"]),
         limits=_limits(fields),
     )
@@ -108,10 +110,19 @@ def _head_dim(fields: Fields, names: Names, heads: int) -> int:
     found = fields.values.get(name)
     if (default if found is None else found) != "auto":
         return fields.integer(name, default)
-    width = fields.integer(*names["expand"]) * fields.integer("hidden_size")
+    what, width = _width(fields, names)
     if width % heads:
-        raise fields.error(f"{names['heads'][0]} ({heads}) must divide the width {width}")
+        raise fields.error(f"{names['heads'][0]} ({heads}) must divide {what} ({width})")
     return width // heads
+
+
+def _width(fields: Fields, names: Names) -> tuple[str, int]:
+    """Returns what the width of all heads must be, in words, and that width."""
+    name, default = names.get("width", ("", None))
+    if fields.values.get(name, default) is not None:
+        return name, fields.integer(name, default)
+    width = fields.integer(*names["expand"]) * fields.integer("hidden_size")
+    return f"{names['expand'][0]} * hidden_size", width
 
 
 def _taps(fields: Fields, name: str, default: int) -> int:
@@ -154,9 +165,8 @@ def _check_widths(fields: Fields, names: Names, spec: Mamba2Spec) -> None:
         )
     if "expand" not in names:
         return
-    width = fields.integer(*names["expand"]) * fields.integer("hidden_size")
+    what, width = _width(fields, names)
     if width != spec.width:
         raise fields.error(
-            f"{names['expand'][0]} * hidden_size ({width}) must be {names['heads'][0]} * "
-            f"{names['head_dim'][0]} ({spec.width})"
+            f"{what} ({width}) must be {names['heads'][0]} * {names['head_dim'][0]} ({spec.width})"
         )

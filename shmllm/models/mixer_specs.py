@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
+    KimiDeltaSpec,
     Mamba2Spec,
     MambaSpec,
     ShortConvolutionSpec,
@@ -228,6 +229,7 @@ MixerSpec = (
     AttentionSpec
     | LatentAttentionSpec
     | DeltaNetSpec
+    | KimiDeltaSpec
     | Mamba2Spec
     | MambaSpec
     | ShortConvolutionSpec
@@ -235,3 +237,17 @@ MixerSpec = (
 """What mixes a layer's tokens. Each has `width`, what its output projection reads, `linear_widths`,
 `state_bytes`, the size of a request's recurrent state in the layer, and `kv`, what its layer reads
 of each token in the KV cache, or None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySideSpec:
+    """Mixers of one layer that read the same norm, and whose outputs are added to the residual
+    stream (Falcon-H1).
+
+    Attributes:
+        mixers: the mixers. At most one has keys and values, and at most one a state.
+        scales: the factor of the output of each, in place of `ModelConfig.residual_scale`.
+    """
+
+    mixers: tuple[MixerSpec, ...]
+    scales: tuple[float, ...]

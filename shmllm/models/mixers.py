@@ -1,7 +1,7 @@
 """The kinds of mixers: which class owns the weights of each, and which operations it consists of.
 
 A new kind is a spec in `mixer_specs.py` or `recurrent_specs.py`, a class of weights in a module of
-its own, an operation of `ops.Ops`, and a row of `MIXERS`.
+its own, an operation of `ops.Ops`, and a row of `MIXERS`. Several of a layer are a kind, too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,25 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Attention, NamedWeights, Norm, Storage
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
-from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec, MixerSpec
+from shmllm.models.mixer_specs import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    MixerSpec,
+    SideBySideSpec,
+)
 from shmllm.models.ops import Ops
-from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec, ShortConvolutionSpec
+from shmllm.models.recurrent_specs import (
+    DeltaNetSpec,
+    KimiDeltaSpec,
+    Mamba2Spec,
+    MambaSpec,
+    ShortConvolutionSpec,
+)
 from shmllm.models.short_convolution import ShortConvolution
 
 
@@ -41,19 +53,21 @@ class MixerKind:
 
     Attributes:
         make: (config, layer, spec, storage) -> the weights of a layer's mixer.
-        run: (ops, x, mixer) -> its output; x and the output are [tokens, hidden].
+        run: (ops, x, residual, mixer) -> its output, or None: it has added that to the residual
+            stream. x is the normalised stream, residual the stream itself; all are
+            [tokens, hidden].
     """
 
     make: Callable[[ModelConfig, int, Any, Storage], Mixer]
-    run: Callable[[Ops, Tensor, Any], Tensor]
+    run: Callable[[Ops, Tensor, Tensor, Any], Tensor | None]
 
 
-def _attend(ops: Ops, x: Tensor, attention: Attention) -> Tensor:
+def _attend(ops: Ops, x: Tensor, residual: Tensor, attention: Attention) -> Tensor:
     attended = ops.attend(ops.linear(x, attention.qkv_proj), attention)
     return ops.linear(attended, attention.o_proj)
 
 
-def _attend_to_latents(ops: Ops, x: Tensor, attention: LatentAttention) -> Tensor:
+def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentAttention) -> Tensor:
     query = ops.store_latents(ops.linear(x, attention.in_proj), attention)
     if attention.query_norm is not None:
         x = ops.norm(query, attention.query_norm)
@@ -62,28 +76,81 @@ def _attend_to_latents(ops: Ops, x: Tensor, attention: LatentAttention) -> Tenso
     return ops.linear(ops.attend_to_latents(query, attention), attention.o_proj)
 
 
-def _run_delta_net(ops: Ops, x: Tensor, net: DeltaNet) -> Tensor:
+def _run_delta_net(ops: Ops, x: Tensor, residual: Tensor, net: DeltaNet) -> Tensor:
     return ops.linear(ops.delta_net(ops.linear(x, net.in_proj), net), net.out_proj)
 
 
-def _run_mamba2(ops: Ops, x: Tensor, mixer: Mamba2) -> Tensor:
-    return ops.linear(ops.mamba2(ops.linear(x, mixer.in_proj), mixer), mixer.out_proj)
+def _run_kimi_delta(ops: Ops, x: Tensor, residual: Tensor, net: KimiDelta) -> Tensor:
+    projected = ops.linear(x, net.in_proj)
+    decays = ops.low_rank(x, net.decay_down, net.decay_up)
+    out = ops.kimi_delta(projected, decays, net)
+    gates = ops.low_rank(x, net.gate_down, net.gate_up)
+    return ops.linear(ops.gate_heads(out, gates, net), net.out_proj)
 
 
-def _run_mamba(ops: Ops, x: Tensor, mixer: Mamba) -> Tensor:
+def _run_mamba2(ops: Ops, x: Tensor, residual: Tensor, mixer: Mamba2) -> Tensor:
+    projected = ops.linear(x, mixer.in_proj)
+    if mixer.factors is not None:
+        projected = ops.scale(projected, 1.0, mixer.factors)
+    return ops.linear(ops.mamba2(projected, mixer), mixer.out_proj)
+
+
+def _run_mamba(ops: Ops, x: Tensor, residual: Tensor, mixer: Mamba) -> Tensor:
     return ops.linear(ops.mamba(ops.linear(x, mixer.in_proj), mixer), mixer.out_proj)
 
 
-def _run_short_convolution(ops: Ops, x: Tensor, mixer: ShortConvolution) -> Tensor:
+def _run_short_convolution(
+    ops: Ops, x: Tensor, residual: Tensor, mixer: ShortConvolution
+) -> Tensor:
     mixed = ops.short_convolution(ops.linear(x, mixer.in_proj), mixer)
     return ops.linear(mixed, mixer.out_proj)
 
 
-MIXERS: dict[type[MixerSpec], MixerKind] = {
+class SideBySide:
+    """The weights of several mixers of a layer.
+
+    Attributes:
+        spec: what they are.
+        mixers: the weights of each.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, spec: SideBySideSpec, storage: Storage
+    ) -> None:
+        self.spec = spec
+        self.mixers = tuple(make_mixer(config, layer, each, storage) for each in spec.mixers)
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norms of all."""
+        return tuple(norm for mixer in self.mixers for norm in mixer.norms)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
+        every = (mixer.named_weights(prefix).items() for mixer in self.mixers)
+        return {name: views for weights in every for name, views in weights}
+
+
+def _run_side_by_side(ops: Ops, x: Tensor, residual: Tensor, several: SideBySide) -> None:
+    spec = several.spec
+    for kind, mixer, scale in zip(spec.mixers, several.mixers, spec.scales, strict=True):
+        ops.add_norm(MIXERS[type(kind)].run(ops, x, residual, mixer), residual, None, scale)
+
+
+MIXERS: dict[type[MixerSpec | SideBySideSpec], MixerKind] = {
     AttentionSpec: MixerKind(Attention, _attend),
     LatentAttentionSpec: MixerKind(LatentAttention, _attend_to_latents),
     DeltaNetSpec: MixerKind(DeltaNet, _run_delta_net),
+    KimiDeltaSpec: MixerKind(KimiDelta, _run_kimi_delta),
     Mamba2Spec: MixerKind(Mamba2, _run_mamba2),
     MambaSpec: MixerKind(Mamba, _run_mamba),
     ShortConvolutionSpec: MixerKind(ShortConvolution, _run_short_convolution),
+    SideBySideSpec: MixerKind(SideBySide, _run_side_by_side),
 }
+
+
+def make_mixer(
+    config: ModelConfig, layer: int, spec: MixerSpec | SideBySideSpec, storage: Storage
+) -> Mixer:
+    """Returns the weights of a layer's mixer."""
+    return MIXERS[type(spec)].make(config, layer, spec, storage)

@@ -10,6 +10,7 @@ from torch import Tensor
 from shmllm.models.altup import AltUpLayer
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
@@ -133,8 +134,8 @@ class Ops(LinearOps, Protocol):
         """
 
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
-        """Multiplies ``x`` [tokens, width], in place, by a number, and by a weight [1] unless it is
-        None. Returns ``x``."""
+        """Multiplies ``x`` [tokens, width], in place, by a number, and, unless it is None, by a
+        weight, [1] or [width] float32, one for each column. Returns ``x``."""
 
     def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
         """Computes the inputs that each layer has of its own, for `gate_layer_input`.
@@ -269,6 +270,28 @@ class Ops(LinearOps, Protocol):
             [tokens, value_heads * value_dim].
         """
 
+    def low_rank(self, x: Tensor, down: Linear, up: Linear) -> Tensor:
+        """Returns a projection of a projection of ``x`` [tokens, hidden]."""
+
+    def kimi_delta(self, x: Tensor, decays: Tensor, net: KimiDelta) -> Tensor:
+        """Computes a gated delta net with a decay for each channel of the key, as `delta_net` but
+        for the norm and its gates. The state of a head becomes ``diag(a) S`` and then ``S + k (b (v
+        - S'k))'``, with ``a = exp(-exp(log) * softplus(decay + bias))``; the result is ``S'q``.
+
+        Args:
+            x: [tokens, 3 * heads * head_dim + heads], queries, keys, values and rates side by side;
+                may be overwritten.
+            decays: [tokens, heads * head_dim]; may be overwritten.
+            net: the layer.
+
+        Returns:
+            [tokens, heads * head_dim].
+        """
+
+    def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
+        """Returns ``rms_norm(x) * sigmoid(gates)``, with a norm over each head, in the place of
+        ``x``, the result of `kimi_delta`; both are [tokens, heads * head_dim]."""
+
     def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
         """Computes a Mamba 2 over the step's tokens, from the states of their requests on, which it
         brings up to date.
@@ -276,7 +299,8 @@ class Ops(LinearOps, Protocol):
         Inputs, B and C are convolved over time and go through SiLU; a time step becomes
         ``softplus(step + bias)``, within limits. With the step d each token changes the state H
         [state_size, head_dim] of its head to ``exp(-exp(log) d) H + B (d x)'``. The result is
-        ``rms_norm((H'C + D x) * silu(gate))``, with a norm over each group of heads.
+        ``rms_norm((H'C + D x) * silu(gate))``, with a norm over each group of heads, unless
+        `Mamba2Spec.norm` says that gates are behind that norm, or that there is none.
 
         Args:
             x: [tokens, in_width], gates, inputs, B, C and time steps side by side; may be

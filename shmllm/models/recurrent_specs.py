@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MambaNorms = Literal["weights", "plain"]
+GatedNorm = Literal["behind gates", "before gates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,61 @@ class DeltaNetSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaSpec:
+    """A gated delta net with a decay for each channel of the key (Kimi Team, "Kimi Linear", 2025,
+    section 4), which takes the place of attention. Decays and gates are projections of projections
+    to the width of a head.
+
+    Attributes:
+        heads: the number of query heads, of key heads, and of value heads.
+        head_dim: the width of each.
+        taps: the number of tokens that the convolution of queries, keys and values reads.
+    """
+
+    heads: int
+    head_dim: int
+    taps: int
+
+    kv = None
+
+    @property
+    def width(self) -> int:
+        """The width of all heads, and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The key heads, the width of a key, the value heads, and the width of a value."""
+        return self.heads, self.head_dim, self.heads, self.head_dim
+
+    @property
+    def convolved_parts(self) -> tuple[int, ...]:
+        """The widths of queries, of keys and of values."""
+        return self.width, self.width, self.width
+
+    @property
+    def convolved_width(self) -> int:
+        """The width of queries, keys and values side by side."""
+        return 3 * self.width
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before the net: of queries, keys, values
+        and rates side by side, of decays and of gates."""
+        return self.convolved_width + self.heads, self.width
+
+    @property
+    def convolution_bytes(self) -> int:
+        """The size of the convolution's state: its last inputs, in float32."""
+        return 4 * (self.taps - 1) * self.convolved_width
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return self.convolution_bytes + 4 * self.width * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2Spec:
     """A Mamba 2 (Dao and Gu, 2024), which takes the place of attention.
 
@@ -86,8 +142,13 @@ class Mamba2Spec:
         state_size: the width of B, and of C.
         taps: the number of tokens that the convolution of inputs, B and C reads.
         convolution_bias: whether the convolution has a bias.
-        bias: whether the projections before and behind it have a bias.
+        bias: whether the projection before it has a bias.
+        output_bias: whether the projection behind it has a bias.
         limits: the smallest and the largest time step.
+        norm: whether the output is normalised "behind gates" or "before gates", which multiply it;
+            None: it is not.
+        factors: those of gates, inputs, B, C and time steps behind their projection; None: all
+            are 1.
     """
 
     heads: int
@@ -97,7 +158,10 @@ class Mamba2Spec:
     taps: int
     convolution_bias: bool = True
     bias: bool = False
+    output_bias: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
+    norm: GatedNorm | None = "behind gates"
+    factors: tuple[float, ...] | None = None
 
     kv = None
 
@@ -118,9 +182,14 @@ class Mamba2Spec:
         return sum(self.convolved_parts)
 
     @property
+    def in_parts(self) -> tuple[int, ...]:
+        """The widths of gates, of inputs, of B, of C and of time steps."""
+        return self.width, *self.convolved_parts, self.heads
+
+    @property
     def in_width(self) -> int:
         """The width of gates, inputs, B, C and time steps side by side."""
-        return self.width + self.convolved_width + self.heads
+        return sum(self.in_parts)
 
     @property
     def linear_widths(self) -> tuple[int, ...]:

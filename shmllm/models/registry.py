@@ -27,6 +27,7 @@ ARCHITECTURES: dict[str, str] = {
     "Exaone4ForCausalLM": "exaone4",
     "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconForCausalLM": "falcon",
+    "FalconH1ForCausalLM": "falcon_h1",
     "FalconMambaForCausalLM": "falcon_mamba",
     "FlexOlmoForCausalLM": "flex_olmo",
     "GemmaForCausalLM": "gemma",
@@ -57,6 +58,7 @@ ARCHITECTURES: dict[str, str] = {
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe_shared",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "KimiLinearForCausalLM": "kimi_linear",
     "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
     "GraniteMoeSWAForCausalLM": "granite_moe_swa",
     "GraniteSWAForCausalLM": "granite_swa",
@@ -225,8 +227,8 @@ def _of_same_stem(architecture: str) -> str:
 
 def find_family(architecture: str) -> Any:
     """Returns the module of a family. It has ``configure(fields)``, which returns a `ModelConfig`,
-    and may have ``named_weights(weights, config)`` and ``module_weights(weights, config)``;
-    README.md describes them.
+    and may have ``named_weights(weights, config)``, ``module_weights(weights, config)`` and
+    ``other_names(weights, config)``; README.md describes them.
 
     Raises:
         EngineStartError: the architecture is unknown; the message names the nearest known ones. Or

@@ -15,7 +15,13 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
-from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec, ShortConvolutionSpec
+from shmllm.models.recurrent_specs import (
+    DeltaNetSpec,
+    KimiDeltaSpec,
+    Mamba2Spec,
+    MambaSpec,
+    ShortConvolutionSpec,
+)
 from shmllm.models.shard import Shard, Stage
 from shmllm.models.specs import DenseAndExpertsSpec, LayerSpec, MLPSpec, MoESpec
 
@@ -51,6 +57,10 @@ def _shard_delta_net(spec: DeltaNetSpec, size: int) -> DeltaNetSpec:
     return replace(spec, key_heads=keys, value_heads=spec.value_heads // size)
 
 
+def _shard_kimi_delta(spec: KimiDeltaSpec, size: int) -> KimiDeltaSpec:
+    return replace(spec, heads=_divide(spec.heads, size, "heads of delta nets"))
+
+
 def _shard_mamba2(spec: Mamba2Spec, size: int) -> Mamba2Spec:
     if spec.groups % size:  # the norm of the output reads all heads of a group
         return spec
@@ -83,6 +93,7 @@ _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     AttentionSpec: _shard_attention,
     LatentAttentionSpec: _shard_latent_attention,
     DeltaNetSpec: _shard_delta_net,
+    KimiDeltaSpec: _shard_kimi_delta,
     Mamba2Spec: _shard_mamba2,
     MambaSpec: lambda spec, size: spec,  # its time steps are products of all channels
     ShortConvolutionSpec: _shard_short_convolution,
@@ -117,8 +128,7 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 def _shard_layers(layers: tuple[LayerSpec, ...], size: int) -> tuple[LayerSpec, ...]:
     return tuple(
         replace(
-            layer,
-            mixer=_RULES[type(layer.mixer)](layer.mixer, size),
+            layer.with_mixers(lambda mixer: _RULES[type(mixer)](mixer, size)),
             mlp=_RULES[type(layer.mlp)](layer.mlp, size),
         )
         for layer in layers
@@ -170,10 +180,10 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
 
 def _cost(config: ModelConfig, layer: LayerSpec) -> int:
     """Returns about the number of elements that a token is multiplied by in a layer."""
-    mixer = 0 if layer.mixer is None else sum(layer.mixer.linear_widths) + layer.mixer.width
+    mixers = sum(sum(mixer.linear_widths) + mixer.width for mixer in layer.mixers)
     mlp = 0 if layer.mlp is None else sum(dense.up_width + dense.inner for dense in layer.mlp.dense)
     mlp += sum(3 * each.top_k * each.inner for each in layer.mlp.mixtures) if layer.mlp else 0
-    return (mixer + mlp) * config.hidden_size
+    return (mixers + mlp) * config.hidden_size
 
 
 def _head(config: ModelConfig) -> int:

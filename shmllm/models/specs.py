@@ -7,11 +7,12 @@ torch: front ends import it too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal
 
-from shmllm.models.mixer_specs import MixerSpec
+from shmllm.models.mixer_specs import AttentionSpec, MixerSpec, SideBySideSpec
 
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
@@ -290,17 +291,40 @@ class LayerSpec:
     """One layer.
 
     Attributes:
-        mixer: its attention, or what takes its place; None: it has an MLP alone.
+        mixer: its attention, what takes its place, or several such; None: it has an MLP alone.
         mlp: its MLP or its experts; None: it has a mixer alone.
         norms: the norms before and behind both.
+        mlp_scale: the factor of what `mlp` reads of a norm.
         parallel: whether the MLP reads the stream that the mixer reads, and not its sum with the
             mixer's output.
         laurel_rank: the rank of a branch beside the mixer (LAuReL; Menghani et al., 2024), which
             reads what the mixer reads; None: there is none.
     """
 
-    mixer: MixerSpec | None
+    mixer: MixerSpec | SideBySideSpec | None
     mlp: FeedForwardSpec | None
     norms: LayerNorms = PRE_NORMS
+    mlp_scale: float = 1.0
     parallel: bool = False
     laurel_rank: int | None = None
+
+    @property
+    def mixers(self) -> tuple[MixerSpec, ...]:
+        """Its mixers: none, one, or those that are side by side."""
+        if self.mixer is None:
+            return ()
+        return self.mixer.mixers if isinstance(self.mixer, SideBySideSpec) else (self.mixer,)
+
+    @property
+    def attention(self) -> AttentionSpec | None:
+        """Its attention, if it has one that is not latent."""
+        return next((each for each in self.mixers if isinstance(each, AttentionSpec)), None)
+
+    def with_mixers(self, change: Callable[[MixerSpec], MixerSpec]) -> LayerSpec:
+        """Returns the layer with other mixers, each in the place of one of its own."""
+        if self.mixer is None:
+            return self
+        if not isinstance(self.mixer, SideBySideSpec):
+            return replace(self, mixer=change(self.mixer))
+        changed = tuple(map(change, self.mixer.mixers))
+        return replace(self, mixer=replace(self.mixer, mixers=changed))

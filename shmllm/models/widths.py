@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.recurrent_specs import KimiDeltaSpec
 
 
 def _ordered(widths: Iterable[int]) -> tuple[int, ...]:
@@ -27,9 +28,15 @@ def _laurel_ranks(config: ModelConfig) -> set[int]:
     return {rank for rank in ranks if rank is not None}
 
 
+def low_ranks(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the widths between the two products of decays by channel and of their gates."""
+    return _ordered(each.head_dim for each in config.mixers if isinstance(each, KimiDeltaSpec))
+
+
 def read_widths(config: ModelConfig) -> tuple[int, ...]:
     """Returns the widths of what matrix products read."""
     widths = {config.hidden_size, *mixed_widths(config), *inner_widths(config)}
+    widths.update(low_ranks(config))
     widths.update(*(attention.read_widths for attention in config.latent_attentions))
     widths |= set() if config.per_layer is None else {config.per_layer.width}
     widths |= {2 * config.hidden_size} if config.num_further else set()

@@ -253,8 +253,8 @@ class CacheShape:
 
 def layer_rules(
     model: ModelConfig, keeps_all: bool, interval: int, block_size: int
-) -> list[KVRule | None]:
-    """Return what each layer keeps; None: it stores nothing.
+) -> list[tuple[KVRule, ...]]:
+    """Return what each layer keeps, of keys and values and of its state; empty: it stores nothing.
 
     Args:
         model: the model.
@@ -264,15 +264,14 @@ def layer_rules(
     """
     state = RecurrentState(-(-interval // block_size) * block_size)
 
-    def rule(num_bytes: int, heads: KVHeads | None, window: int | None) -> KVRule | None:
-        if num_bytes:
-            return state
+    def rules(heads: KVHeads | None, window: int | None, num_bytes: int) -> tuple[KVRule, ...]:
+        kept: tuple[KVRule, ...] = () if num_bytes == 0 else (state,)
         if heads is None:
-            return None
-        return FullAttention() if window is None or keeps_all else SlidingWindow(window)
+            return kept
+        return (FullAttention() if window is None or keeps_all else SlidingWindow(window), *kept)
 
-    every = zip(model.layer_state_bytes, model.layer_kv, model.layer_windows, strict=True)
-    return [rule(*layer) for layer in every]
+    every = zip(model.layer_kv, model.layer_windows, model.layer_state_bytes, strict=True)
+    return [rules(*layer) for layer in every]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,9 @@ class DeltaNetConformance:
         for step in steps:
             rows = torch.full_like(rows_of(out, step), float("nan"))
             delta_net.delta_rule(
-                rows, rows_of(x, step), rows_of(gates, step), logs, biases, run.states,
-                run.requests(step), (key_heads, key_dim, value_heads, value_dim), is_tiled,
+                rows, rows_of(x, step), *rows_of(gates, step).split(value_heads, 1), logs, biases,
+                run.states, run.requests(step), (key_heads, key_dim, value_heads, value_dim),
+                is_tiled,
             )  # fmt: skip
             put(out, rows, step)
         zeros = torch.zeros(value_heads, key_dim, value_dim, device=draw.device)
@@ -51,6 +52,35 @@ class DeltaNetConformance:
                 found = run.state(request, end)[: state.numel()].view_as(state)
                 assert_close(found, expected, 2e-5, 1e-4)
 
+    @pytest.mark.parametrize("steps", STEPS)
+    @pytest.mark.parametrize(("heads", "dim"), [(1, 16), (3, 20)])
+    def test_delta_rule_with_a_decay_for_each_channel(self, draw, dtype, heads, dim, steps):
+        width, shape = heads * dim, (heads, dim)
+        x = draw.normal(2, LENGTH, 3 * width + heads, dtype=dtype)
+        decays = draw.normal(2, LENGTH, width, dtype=dtype)
+        logs, biases = draw.normal(heads), draw.normal(width)
+        run, out = Run(width * dim + 5, draw.device), torch.empty_like(decays)
+        for step in steps:
+            rows = torch.full_like(rows_of(out, step), float("nan"))
+            delta_net.delta_rule(
+                rows, *rows_of(x, step).split([3 * width, heads], 1), rows_of(decays, step), logs,
+                biases, run.states, run.requests(step), shape * 2,
+            )  # fmt: skip
+            put(out, rows, step)
+        zeros = torch.zeros(heads, dim, dim, device=draw.device)
+
+        def wanted(request, end):
+            parts = x[request, :end].split([width, width, width, heads], -1)
+            own = [each.unflatten(-1, shape) for each in (*parts[:3], decays[request, :end])]
+            return plain.delta_rule(*own[:3], parts[3], own[3], logs, biases.view(shape), zeros)
+
+        for request in range(2):
+            want, state = wanted(request, LENGTH)
+            assert_close(out[request], want.flatten(1), *tolerances(dtype))
+            for end, expected in ((LENGTH, state), (4, wanted(request, 4)[1])):
+                found = run.state(request, end)[: state.numel()].view_as(state)
+                assert_close(found, expected, 2e-5, 1e-4)
+
     def test_a_shared_state_is_only_read(self, draw, dtype):
         sizes = 1, 16, 1, 16
         x, gates = draw.normal(1, 8, 48, dtype=dtype), draw.normal(1, 8, 2, dtype=dtype)
@@ -62,7 +92,7 @@ class DeltaNetConformance:
             out = torch.empty(sum(part[2] - part[1] for part in step), 16, dtype=dtype)
             out = out.to(draw.device)
             delta_net.delta_rule(
-                out, rows_of(x, row), rows_of(gates, row), logs, biases, run.states,
+                out, rows_of(x, row), *rows_of(gates, row).split(1, 1), logs, biases, run.states,
                 run.requests(step), sizes,
             )  # fmt: skip
             return out
@@ -74,11 +104,13 @@ class DeltaNetConformance:
         assert torch.equal(both[:4], both[4:])
         assert torch.equal(run.state(0, 4), before)
 
+    @pytest.mark.parametrize("is_sigmoid", [False, True])
     @pytest.mark.parametrize(("rows", "heads", "width"), [(0, 2, 16), (1, 1, 5), (7, 3, 48)])
-    def test_gated_norm(self, draw, dtype, rows, heads, width):
+    def test_gated_norm(self, draw, dtype, rows, heads, width, is_sigmoid):
         x, weight = draw.normal(rows, heads * width, dtype=dtype), draw.normal(width, dtype=dtype)
         gate = draw.normal(rows, heads * width + 3, dtype=dtype)[:, 3:]
         shape = rows, heads, width
-        want = plain.gated_norm(x.view(shape), gate.reshape(shape), weight, 1e-5).flatten(1)
-        delta_net.gated_norm(x, gate, weight, 1e-5)
+        by_head = x.view(shape), gate.reshape(shape)
+        want = plain.gated_norm(*by_head, weight, 1e-5, is_sigmoid).flatten(1)
+        delta_net.gated_norm(x, gate, weight, 1e-5, is_sigmoid)
         assert_close(x, want, *tolerances(dtype))

@@ -67,10 +67,17 @@ GROWING: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "bamba": {name: HYBRID[name] for name in HYBRID if name != "layer_types"}
     | {"attn_layer_indices": [1]},
+    "falcon_h1": {name: HYBRID[name] for name in HYBRID if name != "layer_types"}
+    | {"mamba_d_ssm": 128, "head_dim": 32, "embedding_multiplier": 3.0, "key_multiplier": 0.4}
+    | {"attention_in_multiplier": 0.7, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6}
+    | {"ssm_multipliers": [0.9, 0.7, 0.8, 1.1, 0.6], "mlp_multipliers": [0.88, 0.59]},
     "falcon_mamba": {"intermediate_size": 112},
     "granite_moe_hybrid": HYBRID
     | {"num_local_experts": 4, "intermediate_size": 24, "shared_intermediate_size": 40},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "kimi_linear": LATENT
+    | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 8}
+    | {"num_experts_per_tok": 3, "linear_num_heads": 2, "linear_head_dim": 32},
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}
     | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},

@@ -104,13 +104,16 @@ class MambaConformance:
                 found = run.state(request, end)[: state.numel()].view_as(state)
                 assert_close(found, expected, 2e-5, 1e-4)
 
+    @pytest.mark.parametrize(
+        ("has_norm", "gates_first"), [(True, True), (True, False), (False, True)]
+    )
     @pytest.mark.parametrize(("rows", "groups", "width"), [(0, 2, 16), (1, 1, 5), (7, 3, 48)])
-    def test_gated_norm(self, draw, dtype, rows, groups, width):
+    def test_gated_norm(self, draw, dtype, rows, groups, width, has_norm, gates_first):
         x = draw.normal(rows, groups * width, dtype=dtype)
-        weight = draw.normal(groups * width, dtype=dtype)
+        weight = draw.normal(groups * width, dtype=dtype) if has_norm else None
         gate = draw.normal(rows, groups * width + 3, dtype=dtype)[:, 3:]
-        want = plain.gated_norm(x, gate, weight, groups, 1e-5)
-        mamba2.gated_norm(x, gate, weight, groups, 1e-5)
+        want = plain.gated_norm(x, gate, weight, groups, 1e-5, gates_first)
+        mamba2.gated_norm(x, gate, weight, groups, 1e-5, gates_first)
         assert_close(x, want, *tolerances(dtype))
 
     @pytest.mark.parametrize("has_weight", [False, True])

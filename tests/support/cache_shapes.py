@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shmllm.core.kv_groups import FullAttention, KVGroup, SlidingWindow, group_layers
+from shmllm.core.kv_groups import FullAttention, KVGroup, KVRule, SlidingWindow, group_layers
 from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.memory import CacheShape, layer_rules
@@ -19,7 +19,9 @@ def one_group(layer_bytes: int, block_size: int = 16, num_layers: int = 1) -> Ca
 
 def grouped(windows: Sequence[int | None], block_size: int, layer_bytes: int = 1) -> CacheShape:
     """The shape of the cache of layers with these windows."""
-    rules = [FullAttention() if window is None else SlidingWindow(window) for window in windows]
+    rules: list[tuple[KVRule]] = [
+        (FullAttention() if window is None else SlidingWindow(window),) for window in windows
+    ]
     return CacheShape(group_layers(rules), block_size, layer_bytes, 64)
 
 

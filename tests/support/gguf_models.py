@@ -63,6 +63,7 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
@@ -564,6 +565,38 @@ def _has_experts(config: Any) -> bool:
     return bool(config.num_local_experts)
 
 
+def _of_falcon_h1(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter multiplies matrices by the factors of the products."""
+    attends, mamba = config.attention_in_multiplier, "mamba." in name
+    factors = {
+        "q_proj": attends,
+        "k_proj": attends * config.key_multiplier,
+        "v_proj": attends,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }
+    own = name.removesuffix(".weight").rpartition(".")[2]
+    if own == "in_proj":
+        keys = config.mamba_n_groups * config.mamba_d_state
+        widths = [config.mamba_d_ssm] * 2 + [keys] * 2 + [config.mamba_n_heads]
+        scales = np.repeat(np.array(config.ssm_multipliers, np.float32), widths)
+        values = values * (config.ssm_in_multiplier * scales)[:, None]
+    elif own == "A_log":
+        values = -np.exp(values)[:, None]
+    elif own == "D":
+        values = values[:, None]
+    elif mamba and own == "norm":
+        values = values.reshape(config.mamba_n_groups, -1)
+    elif own == "conv1d" and values.ndim == 3:
+        values = values[:, 0]
+    name = name.replace("model.final_layernorm", "model.norm")
+    yield name.replace(".dt_bias", ".dt_proj.bias"), values * np.float32(factors.get(own, 1.0))
+
+
 def _of_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     name = name.replace("model.", "backbone.").replace(".dt_bias", ".dt.bias")
     if name.endswith(".A_log"):
@@ -584,6 +617,7 @@ _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] =
     "gemma3n_text": _of_gemma3n,
     "gemma4_text": _of_gemma4,
     "granitemoehybrid": _of_granite_hybrid,
+    "falcon_h1": _of_falcon_h1,
     "nemotron_h": _of_nemotron_h,
     "qwen3_5_text": _of_qwen35,
     **dict.fromkeys(LATENTS, _of_deepseek2),
@@ -739,16 +773,20 @@ def _add_nemotron_h(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_ssm_time_step_rank(config.mamba_num_heads)
 
 
-def _add_granite_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_granite(writer, config)
-    if _has_experts(config):
-        _add_experts(writer, config)
-        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+def _add_falcon_h1(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_ssm_conv_kernel(config.mamba_d_conv)
     writer.add_ssm_state_size(config.mamba_d_state)
     writer.add_ssm_group_count(config.mamba_n_groups)
     writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
     writer.add_ssm_time_step_rank(config.mamba_n_heads)
+
+
+def _add_granite_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_granite(writer, config)
+    if _has_experts(config):
+        _add_experts(writer, config)
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    _add_falcon_h1(writer, config)
     heads = config.num_key_value_heads
     kinds = config.layer_types
     writer.add_head_count_kv([heads if each == "full_attention" else 0 for each in kinds])
@@ -923,6 +961,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "qwen3_next": _add_qwen35_moe,
     "hunyuan_v1_moe": _add_hunyuan_moe,
     "granitemoehybrid": _add_granite_hybrid,
+    "falcon_h1": _add_falcon_h1,
     "nemotron_h": _add_nemotron_h,
     "granitemoe": _add_granite_moe,
     "granitemoeshared": _add_granite_moe,

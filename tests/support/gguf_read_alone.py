@@ -70,6 +70,22 @@ _GRANITE: Options = {
     "residual_multiplier": 0.4,
     "logits_scaling": 5.0,
 }
+_FALCON_H1: Options = {
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "mamba_d_ssm": 96,
+    "head_dim": 16,
+    "embedding_multiplier": 5.7,
+    "lm_head_multiplier": 0.2,
+    "attention_in_multiplier": 0.7,
+    "attention_out_multiplier": 0.9,
+    "key_multiplier": 0.4,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.3],
+    "ssm_out_multiplier": 0.24,
+    "mlp_multipliers": [0.88, 0.59],
+}
 _NEMOTRON: Options = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
     "mamba_num_heads": 6,
@@ -131,6 +147,11 @@ READ_ALONE: dict[str, tuple[str, Options]] = {
     "granite 4": (
         "granite_moe_hybrid",
         _GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "falcon-h1": ("falcon_h1", _FALCON_H1),
+    "falcon-h1 with norms": (
+        "falcon_h1",
+        _FALCON_H1 | {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
     ),
     "nemotron-h": ("nemotron_h", _NEMOTRON),
     "nemotron-h with experts": (

@@ -187,7 +187,8 @@ def rows(capability: int) -> None:
 
 
 def delta_nets(facts: dict[str, Any], capability: int) -> None:
-    """Launch a delta net of Qwen3.6-35B-A3B, of its safetensors and of its GGUF file."""
+    """Launch a delta net of Qwen3.6-35B-A3B, of its safetensors and of its GGUF file, and one with
+    decays by channel, of Kimi-Linear-48B-A3B."""
     heads = key_heads, key_dim, value_heads, value_dim = 16, 128, 32, 128
     convolved, values = 2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim
     starts, lengths, table = (empty(*shape, dtype=torch.int32) for shape in ((5,), (4,), (4, 8)))
@@ -198,10 +199,17 @@ def delta_nets(facts: dict[str, Any], capability: int) -> None:
         convolve(x, empty(taps, convolved), None, states, requests)
     logs = empty(value_heads, dtype=torch.float32)
     biases = gates[0, :value_heads]
-    delta_net.gated_norm(out, out.clone(), out[0, :value_dim], 1e-6)
+    for is_sigmoid in (False, True):
+        delta_net.gated_norm(out, out.clone(), out[0, :value_dim], 1e-6, is_sigmoid)
+    delta_net.delta_rule(
+        out, empty(4, 3 * values), gates[:, :value_heads], out.clone(), logs,
+        empty(values, dtype=torch.float32), states, requests,
+        (value_heads, value_dim, value_heads, value_dim),
+    )  # fmt: skip
     wide, counters = empty(4, convolved + values + 64), empty(64, dtype=torch.int32)
     for is_tiled in (False, True):
-        delta_net.delta_rule(out, x, gates, logs, biases, states, requests, heads, is_tiled)
+        rates, decays = gates.split(value_heads, 1)
+        delta_net.delta_rule(out, x, rates, decays, logs, biases, states, requests, heads, is_tiled)
         facts["is_dependent"] = capability >= 90
         run_delta_net(
             out, wide, empty(4, convolved), out[0, :value_dim], logs, biases, states, counters,
@@ -221,7 +229,8 @@ def mambas(facts: dict[str, Any], capability: int) -> None:
     convolve(x, empty(4, inner + 2 * keys), x[0].clone(), states, requests)
     of_heads = empty(heads, dtype=torch.float32)
     mamba2.scan(out, x, times, of_heads, of_heads, of_heads, states, requests, sizes, limits)
-    mamba2.gated_norm(out, out.clone(), out[0].clone(), groups, 1e-6)
+    for weight, gates_first in ((out[0].clone(), True), (out[0].clone(), False), (None, True)):
+        mamba2.gated_norm(out, out.clone(), weight, groups, 1e-6, gates_first)
     wide, counters = empty(4, inner + 2 * keys + heads), empty(4, dtype=torch.int32)
     facts["is_dependent"] = capability >= 90
     run_mamba2(

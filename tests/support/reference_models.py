@@ -246,6 +246,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bamba": ("Bamba", MAMBA | {"attn_layer_indices": [1]}),
+    "falcon_h1": (
+        "FalconH1",
+        MAMBA
+        | {"num_hidden_layers": 2, "mamba_d_state": 16, "mamba_d_ssm": 128, "head_dim": 32}
+        | {"embedding_multiplier": 3.0, "key_multiplier": 0.4}
+        | {"attention_in_multiplier": 0.7, "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6}
+        | {"ssm_multipliers": [0.9, 0.7, 0.8, 1.1, 0.6], "mlp_multipliers": [0.88, 0.59]},
+    ),
     "falcon_mamba": ("FalconMamba", {"intermediate_size": 128, "mixer_rms_eps": 0.01}),
     "granite_moe_hybrid": (
         "GraniteMoeHybrid",
@@ -256,6 +264,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": (
         "Jamba",
         {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 8},
+    ),
+    "kimi_linear": (
+        "KimiLinear",
+        {name: LATENT[name] for name in LATENT if name.endswith(("rank", "dim", "heads"))}
+        | {"layer_types": LAYERS, "num_hidden_layers": 4, "q_lora_rank": None}
+        | {"moe_intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 4}
+        | {"linear_head_dim": 32, "linear_num_heads": 2},
     ),
     "lfm2": (
         "Lfm2",
@@ -290,6 +305,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MAMBAS = (
     "bamba",
+    "falcon_h1",
     "falcon_mamba",
     "granite_moe_hybrid",
     "jamba",
@@ -297,8 +313,11 @@ MAMBAS = (
     "mamba2",
     "nemotron_h",
 )
-"""The families with Mamba 1 or 2."""
-RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", *MAMBAS)
+"""The families with Mamba 1 or 2, some of them beside attention."""
+RECURRENT = (
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear"),
+    *("lfm2", "lfm2_moe", *MAMBAS),
+)
 """Those whose layers have states."""
 DENSE = (
     *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
@@ -325,7 +344,7 @@ NOT_IN_GGUF = (
     *("falcon", "falcon_7b", "gpt_bigcode", "codegen", "gpt_neo"),
 )
 """Those of which no GGUF files are written yet."""
-LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4")
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3", "mistral4")
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
@@ -333,7 +352,16 @@ rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
     *(*DENSE, *WITH_EXPERTS),
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "mistral4", "olmo2", "olmoe"),
-    *("gemma3n", "minicpm3", "lfm2", "lfm2_moe", "qwen3_5_moe", "qwen3_moe", *MAMBAS),
+    *(
+        "gemma3n",
+        "kimi_linear",
+        "minicpm3",
+        "lfm2",
+        "lfm2_moe",
+        "qwen3_5_moe",
+        "qwen3_moe",
+        *MAMBAS,
+    ),
 )
 """Those that differ from the ones in QUICK by few options, or whose layers other tests compare with
 transformers: only slow tests run them."""

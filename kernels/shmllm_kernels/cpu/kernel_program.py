@@ -177,6 +177,7 @@ class KernelProgram:
             keep: objects that own the memory at these addresses; the program keeps them alive.
             label: the kernel's name in profiles.
         """
+        assert len(operands) <= MAX_OPERANDS, "the counters of pieces lie behind them"
         self._last = kernel
         self.labels.append(label)
         self._entries.append(kernel.addresses)

@@ -203,7 +203,7 @@ def scan(head_dim: int) -> Kernel:
 
 
 @compiled
-def _gated_norm(operands, piece, thread, num_threads, kind):
+def _gated_norm(operands, piece, thread, num_threads, kind, gates_first):
     x, stride, gate, gate_stride, groups, width, weight = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
         word(operands, 5), word(operands, 6), word(operands, 7),
@@ -214,16 +214,24 @@ def _gated_norm(operands, piece, thread, num_threads, kind):
         for first in range(0, groups * width, width):
             row = x + token * stride + 4 * first
             values, gates = floats(row), floats(gate + token * gate_stride + 4 * first)
-            for i in range(width):
-                values[i] = values[i] * silu(gates[i], np.float32(1.0))
+            if gates_first:
+                for i in range(width):
+                    values[i] = values[i] * silu(gates[i], np.float32(1.0))
             scale = np.float32(1.0) / np.sqrt(sum_of_squares(row, width) / np.float32(width) + eps)
             for i in range(width):
                 values[i] = values[i] * scale * number(weight, first + i, kind)
+            if gates_first == 0:
+                for i in range(width):
+                    values[i] = values[i] * silu(gates[i], np.float32(1.0))
 
 
-GATED_NORM = {kind: Kernel(count_pieces, _gated_norm, kind) for kind in KINDS}
-"""Kernels by the dtype name of the weight. In place: ``x *= silu(gate)``, and then, for each group
-of columns, ``x = rms_norm(x) * weight``.
+GATED_NORM = {
+    (kind, gates_first): Kernel(count_pieces, _gated_norm, kind, int(gates_first))
+    for kind in KINDS
+    for gates_first in (True, False)
+}
+"""Kernels by the dtype name of the weight, and by whether gates come first. In place: ``x *=
+silu(gate)``, and then, for each group of columns, ``x = rms_norm(x) * weight``; or this first.
 
 Operands: address of the number of rows; x, its stride in bytes; gate, its stride in bytes; groups;
 their width; weight [groups * width]; eps, a number from `word_of_float`.

@@ -161,3 +161,22 @@ SCALE = {kind: Kernel(count_pieces, _scale, kind) for kind in KINDS}
 Operands: address of the number of rows; x [rows, width]; width; factor, a number from
 `word_of_float`; weight [1], or 0 for a weight of 1.
 """
+
+
+@compiled
+def _scale_columns(operands, piece, thread, num_threads):
+    width, scale = word(operands, 2), float_of_word(word(operands, 3))
+    factors = floats(word(operands, 4))
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for row in range(begin, end):
+        values = floats(word(operands, 1) + row * width * 4)
+        for i in range(width):
+            values[i] = values[i] * (scale * factors[i])
+
+
+SCALE_COLUMNS = Kernel(count_pieces, _scale_columns)
+"""``x *= factor * weight``, in place, with a weight for each column.
+
+Operands: address of the number of rows; x [rows, width]; width; factor, a number from
+`word_of_float`; weight [width] float32.
+"""

@@ -26,11 +26,12 @@ def _unit(x, eps):
 
 
 @triton.jit
-def next_state(state, key, value, rate, time, growth, eps):
-    """Returns the state behind a token, [keys, values] float32."""
+def next_state(state, key, value, rate, decay, eps):
+    """Returns the state behind a token, [keys, values] float32. decay: a factor of the state, or
+    one of each of its rows, [keys, 1]."""
     key = _unit(key, eps)
     strength = 1.0 / (1.0 + tl.exp(-rate))
-    state *= tl.exp(growth * softplus(time))
+    state *= decay
     change = (value - tl.sum(state * key[:, None], axis=0)) * strength
     return state + key[:, None] * change[None, :]
 
@@ -45,7 +46,8 @@ def read_state(state, query, query_scale, eps):
 @triton.jit
 def _delta_rule(
     x_ptr,
-    gates_ptr,
+    rates_ptr,
+    decays_ptr,
     logs_ptr,
     biases_ptr,
     states_ptr,
@@ -54,18 +56,19 @@ def _delta_rule(
     context_ptr,
     table_ptr,
     x_stride,
-    gates_stride,
+    rates_stride,
+    decays_stride,
     state_stride,
     out_stride,
     table_stride,
     interval,
     key_heads,
     key_dim,
-    value_heads,
     value_dim,
     sharing,
     query_scale,
     eps,
+    BY_ROW: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
@@ -90,17 +93,24 @@ def _delta_rule(
     key_at = key_heads * key_dim + query_at
     value_at = 2 * key_heads * key_dim + head * value_dim + columns
     growth = -tl.exp(tl.load(logs_ptr + head))
-    bias = tl.load(biases_ptr + head).to(tl.float32)
+    if BY_ROW:
+        bias = tl.load(biases_ptr + head * key_dim + rows, mask=of_keys, other=0.0).to(tl.float32)
+    else:
+        bias = tl.load(biases_ptr + head).to(tl.float32)
     for token in range(own.count):
         index = (own.first + token).to(tl.int64)
         row = x_ptr + index * x_stride
         query = tl.load(row + query_at, mask=of_keys, other=0.0).to(tl.float32)
         key = tl.load(row + key_at, mask=of_keys, other=0.0).to(tl.float32)
         value = tl.load(row + value_at, mask=of_values, other=0.0).to(tl.float32)
-        gates = gates_ptr + index * gates_stride + head
-        rate = tl.load(gates).to(tl.float32)
-        time = tl.load(gates + value_heads).to(tl.float32) + bias
-        state = next_state(state, key, value, rate, time, growth, eps)
+        rate = tl.load(rates_ptr + index * rates_stride + head).to(tl.float32)
+        decays = decays_ptr + index * decays_stride
+        if BY_ROW:
+            times = tl.load(decays + head * key_dim + rows, mask=of_keys, other=0.0).to(tl.float32)
+            decay = tl.exp(growth * softplus(times + bias))[:, None]
+        else:
+            decay = tl.exp(growth * softplus(tl.load(decays + head).to(tl.float32) + bias))
+        state = next_state(state, key, value, rate, decay, eps)
         out = read_state(state, query, query_scale, eps)
         target = out_ptr + index * out_stride + head * value_dim + columns
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_values)
@@ -111,7 +121,8 @@ def _delta_rule(
 def delta_rule(
     out: Tensor,
     x: Tensor,
-    gates: Tensor,
+    rates: Tensor,
+    decays: Tensor,
     logs: Tensor,
     biases: Tensor,
     states: Tensor,
@@ -124,10 +135,12 @@ def delta_rule(
     Args:
         out: [tokens, value_heads * value_dim], x's dtype.
         x: [tokens, 2 * key_heads * key_dim + value_heads * value_dim], queries, keys and values:
-            float32, float16 or bfloat16. Rows of x, gates and out may have any stride.
-        gates: [tokens, 2 * value_heads], rates and decays, x's dtype.
+            float32, float16 or bfloat16. Rows of x, rates, decays and out may have any stride.
+        rates: [tokens, value_heads], x's dtype.
+        decays: [tokens, value_heads], or [tokens, value_heads * key_dim], one for each channel of
+            the key, x's dtype.
         logs: [value_heads] float32.
-        biases: [value_heads].
+        biases: as many as decays of a token.
         states: [blocks, value_heads * key_dim * value_dim] float32, with any stride between blocks.
         requests: the requests.
         heads: key_heads, key_dim, value_heads, value_dim.
@@ -144,25 +157,35 @@ def delta_rule(
     columns = min(COLUMNS, next_power_of_two(value_dim))
     grid = len(requests.context_lens), value_heads, triton.cdiv(value_dim, columns)
     _delta_rule[grid](
-        x, gates, logs, biases, states, out,
+        x, rates, decays, logs, biases, states, out,
         requests.query_starts, requests.context_lens, requests.block_table,
-        x.stride(0), gates.stride(0), states.stride(0), out.stride(0),
+        x.stride(0), rates.stride(0), decays.stride(0), states.stride(0), out.stride(0),
         requests.block_table.stride(0), requests.interval,
-        key_heads, key_dim, value_heads, value_dim, sharing, key_dim**-0.5, NORM_EPS,
+        key_heads, key_dim, value_dim, sharing, key_dim**-0.5, NORM_EPS,
+        BY_ROW=decays.shape[1] > value_heads,
         BLOCK_K=next_power_of_two(key_dim), BLOCK_V=columns, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
-def normed_and_gated(x, gate, weight, width, eps):
-    """Returns the norm of a head times ``silu`` of its gates, float32."""
+def normed_and_gated(x, gate, weight, width, eps, IS_SIGMOID: tl.constexpr = False):
+    """Returns the norm of a head times ``silu`` of its gates, or their sigmoid, float32."""
     normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
-    return normed * (gate / (1.0 + tl.exp(-gate)))
+    factor = 1.0 / (1.0 + tl.exp(-gate)) if IS_SIGMOID else gate / (1.0 + tl.exp(-gate))
+    return normed * factor
 
 
 @triton.jit
 def _gated_norm(
-    x_ptr, gate_ptr, weight_ptr, x_stride, gate_stride, width, eps, BLOCK: tl.constexpr
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    x_stride,
+    gate_stride,
+    width,
+    eps,
+    IS_SIGMOID: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
@@ -172,11 +195,13 @@ def _gated_norm(
     gates = gate_ptr + row * gate_stride + head * width + columns
     gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = normed_and_gated(x, gate, weight, width, eps)
+    normed = normed_and_gated(x, gate, weight, width, eps, IS_SIGMOID)
     tl.store(places, normed.to(x_ptr.dtype.element_ty), mask=inside)
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> None:
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, is_sigmoid: bool = False
+) -> None:
     """Replaces each head of x by ``reference.delta_net.gated_norm``.
 
     Args:
@@ -184,6 +209,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> None:
         gate: [tokens, heads * width], x's dtype. Rows of both may have any stride.
         weight: [width], contiguous.
         eps: added to the mean square.
+        is_sigmoid: see there.
 
     One launch a layer, a program for each head of each token. It moves 3 * tokens * heads * width
     elements: with 32 heads of 128 in bfloat16, 6.3 MB for 256 decodes, 2 us, and 201 MB for 8,192
@@ -194,5 +220,5 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> None:
     if grid[0]:
         _gated_norm[grid](
             x, gate, weight, x.stride(0), gate.stride(0), width, eps,
-            BLOCK=next_power_of_two(width), num_warps=1,
+            IS_SIGMOID=is_sigmoid, BLOCK=next_power_of_two(width), num_warps=1,
         )  # fmt: skip

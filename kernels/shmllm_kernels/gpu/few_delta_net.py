@@ -28,6 +28,7 @@ from shmllm_kernels.gpu.convolution import (
 )
 from shmllm_kernels.gpu.decode_parts import is_last_part
 from shmllm_kernels.gpu.delta_net import NORM_EPS, next_state, normed_and_gated, read_state
+from shmllm_kernels.gpu.functions import softplus
 from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 MOST_CELLS = 128 * 128
@@ -122,7 +123,7 @@ def _run_delta_net(
         rates = row + CHANNELS + VALUE_HEADS * VALUE_DIM + head
         rate = tl.load(rates).to(tl.float32)
         time = tl.load(rates + VALUE_HEADS).to(tl.float32) + bias
-        state = next_state(state, key, value, rate, time, growth, eps)
+        state = next_state(state, key, value, rate, tl.exp(growth * softplus(time)), eps)
         query, query_window = convolve_next(query_x, query_window, query_of, dtype)
         out = read_state(state, query, query_scale, eps)
         out = normed_and_gated(out.to(dtype).to(tl.float32), gate, norm, VALUE_DIM, norm_eps)

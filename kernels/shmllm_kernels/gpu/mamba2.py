@@ -143,7 +143,16 @@ def bounded(limits: tuple[float, float]) -> tuple[float, float]:
 
 @triton.jit
 def _gated_norm(
-    x_ptr, gate_ptr, weight_ptr, x_stride, gate_stride, width, eps, BLOCK: tl.constexpr
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    x_stride,
+    gate_stride,
+    width,
+    eps,
+    HAS_NORM: tl.constexpr,
+    GATES_FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
@@ -153,30 +162,44 @@ def _gated_norm(
     x = tl.load(places, mask=inside, other=0.0).to(tl.float32)
     gates = gate_ptr + row * gate_stride + columns
     gate = tl.load(gates, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    x *= gate * sigmoid(gate)
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
-    tl.store(places, normed.to(x_ptr.dtype.element_ty), mask=inside)
+    gate *= sigmoid(gate)
+    if GATES_FIRST:
+        x *= gate
+    if HAS_NORM:
+        weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        x *= tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * weight
+    if not GATES_FIRST:
+        x *= gate
+    tl.store(places, x.to(x_ptr.dtype.element_ty), mask=inside)
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> None:
+def gated_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    groups: int,
+    eps: float,
+    gates_first: bool = True,
+) -> None:
     """Replaces x by ``reference.mamba.gated_norm``.
 
     Args:
         x: [tokens, width]: float32, float16 or bfloat16.
         gate: [tokens, width], x's dtype. Rows of both may have any stride.
-        weight: [width], contiguous.
+        weight: [width], contiguous, or None, see there.
         groups: the number of groups of columns.
         eps: added to the mean square.
+        gates_first: see there.
 
     One launch a layer, a program for each group of each token. It moves 3 * tokens * width
     elements: with 8,192 in bfloat16, 13 MB for 256 decodes, 3 us, and 403 MB for 8,192 tokens, 94
     us.
     """
-    width = len(weight) // groups
+    width = x.shape[1] // groups
     if len(x):
         block = next_power_of_two(width)
         _gated_norm[len(x), groups](
-            x, gate, weight, x.stride(0), gate.stride(0), width, eps,
-            BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+            x, gate, x if weight is None else weight, x.stride(0), gate.stride(0), width, eps,
+            HAS_NORM=weight is not None, GATES_FIRST=gates_first, BLOCK=block,
+            num_warps=min(max(block // 512, 1), 8),
         )  # fmt: skip

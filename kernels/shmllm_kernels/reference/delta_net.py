@@ -27,8 +27,11 @@ def delta_rule(
     Args:
         query, key: [tokens, key_heads, key_dim].
         value: [tokens, value_heads, value_dim].
-        rates, decays: [tokens, value_heads], before the sigmoid and the exponential.
-        logs, biases: [value_heads].
+        rates: [tokens, value_heads], before the sigmoid.
+        decays: [tokens, value_heads], or, with one for each channel of the key, [tokens,
+            value_heads, key_dim], before the exponential.
+        logs: [value_heads].
+        biases: as decays of a token.
         state: [value_heads, key_dim, value_dim] float32.
         is_tiled: whether value head i has the key head i modulo key_heads; else value heads that
             follow each other share one.
@@ -38,10 +41,12 @@ def delta_rule(
     own = heads % key_heads if is_tiled else heads // (value.shape[1] // key_heads)
     query, key = (_unit(each)[:, own] for each in (query, key))
     times = F.softplus(decays.float() + biases.float())
-    factors, strengths = torch.exp(-logs.float().exp() * times), rates.float().sigmoid()
+    times = times.reshape(*times.shape[:2], -1)  # one for each channel, or for all of them
+    factors = torch.exp(-logs.float().exp()[:, None] * times)
+    strengths = rates.float().sigmoid()
     out = []
     for token in range(len(value)):
-        state = state * factors[token, :, None, None]
+        state = state * factors[token, :, :, None]
         known = torch.einsum("hkv,hk->hv", state, key[token])
         change = (value[token].float() - known) * strengths[token, :, None]
         state = state + key[token, :, :, None] * change[:, None]
@@ -49,10 +54,14 @@ def delta_rule(
     return torch.stack(out).to(value.dtype), state
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns ``rms_norm(x) * weight * silu(gate)``, all [rows, width] but the weight, [width]."""
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, is_sigmoid: bool = False
+) -> Tensor:
+    """Returns ``rms_norm(x) * weight * silu(gate)``, all [rows, width] but the weight, [width]; or
+    with the sigmoid of the gate."""
     scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
-    return (x.float() * scale * weight.float() * F.silu(gate.float())).to(x.dtype)
+    gates = gate.float().sigmoid() if is_sigmoid else F.silu(gate.float())
+    return (x.float() * scale * weight.float() * gates).to(x.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -63,10 +63,21 @@ def selective_scan(
     return (torch.stack(out) + x.float() * skips.float()).to(x.dtype), state
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+def gated_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    groups: int,
+    eps: float,
+    gates_first: bool = True,
+) -> Tensor:
     """Returns ``rms_norm(x * silu(gate)) * weight`` for rows [rows, width], with a norm over each
-    group of columns."""
-    gated = (x.float() * F.silu(gate.float())).unflatten(-1, (groups, -1))
-    scale = torch.rsqrt(gated.pow(2).mean(-1, keepdim=True) + eps)
-    normed: Tensor = (gated * scale).flatten(-2) * weight.float()
-    return normed.to(x.dtype)
+    group of columns; or ``rms_norm(x) * weight * silu(gate)``; without a weight, no norm."""
+    gates, values = F.silu(gate.float()), x.float()
+    if gates_first:
+        values = values * gates
+    if weight is not None:
+        parts = values.unflatten(-1, (groups, -1))
+        scale = torch.rsqrt(parts.pow(2).mean(-1, keepdim=True) + eps)
+        values = (parts * scale).flatten(-2) * weight.float()
+    return (values if gates_first else values * gates).to(x.dtype)

@@ -175,6 +175,7 @@ PRE_TOKENIZERS = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
+    "falcon-h1": _LLAMA3,
     "lfm2": _LLAMA3,
     "dbrx": PreTokenizer(_LLAMA3.patterns),
     "smaug-bpe": PreTokenizer(_LLAMA3.patterns),

@@ -124,6 +124,28 @@ def _granite_hybrid(known: Metadata, config: Json) -> Json:
     )
 
 
+def _falcon_h1(known: Metadata, config: Json) -> Json:
+    """The converter has multiplied the matrices by all factors."""
+    inner, heads = known.whole("ssm.inner_size"), known.whole("ssm.time_step_rank")
+    if inner % heads:
+        raise known.header.error(f"ssm.inner_size {inner:,} is no multiple of {heads} heads")
+    return no_window(known, config) | {
+        "attention_bias": known.has_tensors("attn_q.bias"),
+        "mlp_bias": known.has_tensors("ffn_up.bias"),
+        "projectors_bias": known.has_tensors("ssm_out.bias"),
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": known.whole("ssm.group_count"),
+        "mamba_d_state": known.whole("ssm.state_size"),
+        "mamba_d_conv": known.whole("ssm.conv_kernel"),
+        "mamba_conv_bias": known.has_tensors("ssm_conv1d.bias"),
+        "mamba_proj_bias": known.has_tensors("ssm_in.bias"),
+        "mamba_rms_norm": known.has_tensors("ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
 def _nemotron_h(known: Metadata, config: Json) -> Json:
     inner, heads = known.whole("ssm.inner_size"), known.whole("ssm.time_step_rank")
     lists = known.find("attention.head_count_kv"), known.find("feed_forward_length")
@@ -172,6 +194,7 @@ OF_RECURRENT: dict[str, Callable[[Metadata, Json], Json]] = {
     "qwen3_5_moe_text": _qwen35_moe,
     "qwen3_next": _qwen3_next,
     "granitemoehybrid": _granite_hybrid,
+    "falcon_h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
 }
 """By the model's type."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import AttentionHeads
-from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
@@ -108,9 +107,9 @@ class AttentionOps:
         self._heads: list[LongArray] = []  # the kernels read them in every step
         self._ones: Tensor | None = None
         layouts = [
-            (head_layout(cache.layers[index]), layer.mixer.num_heads)
+            (head_layout(cache.layers[index]), layer.attention.num_heads)
             for index, layer in enumerate(config.layers)
-            if isinstance(layer.mixer, AttentionSpec)
+            if layer.attention is not None
         ]
         size = max((scratch_bytes(*each) for each in layouts), default=0)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
-from shmllm.models.widths import inner_widths, linear_widths, mixed_widths, read_widths
+from shmllm.models.widths import inner_widths, linear_widths, low_ranks, mixed_widths, read_widths
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
@@ -87,6 +87,7 @@ class CpuBuffers:
         self.hidden, self.normed = self.streams[0], buffer(max_tokens, hidden)
         self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self._attended = {width: buffer(max_tokens, width) for width in mixed_widths(config)}
+        self._low_ranks = {width: buffer(max_tokens, width) for width in low_ranks(config)}
         self._latents = {
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
@@ -154,6 +155,11 @@ class CpuBuffers:
         """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
         place."""
         return self._attended[width]
+
+    def low_rank(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for a projection of which another one is a
+        projection: both may be equally wide."""
+        return self._low_ranks[width]
 
     def unprojected(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for what queries of latent attention are a

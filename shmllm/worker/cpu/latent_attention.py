@@ -59,9 +59,10 @@ class LatentAttentionOps:
         self._requests = requests
         self._num_tokens = inputs.address_of("num_tokens")
         every = [
-            (latent_layout(cache.layers[index]), layer.mixer.num_heads, layer.mixer.rank)
+            (latent_layout(cache.layers[index]), mixer.num_heads, mixer.rank)
             for index, layer in enumerate(config.layers)
-            if isinstance(layer.mixer, LatentAttentionSpec)
+            for mixer in layer.mixers
+            if isinstance(mixer, LatentAttentionSpec)
         ]
         size = max((scratch_bytes(*each) for each in every), default=0)
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)

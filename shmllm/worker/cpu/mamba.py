@@ -76,12 +76,14 @@ class MambaOps:
             mixer.logs.data_ptr(), mixer.skips.data_ptr(), *target, spec.convolution_bytes,
         ]  # fmt: skip
         self._program.record(mamba2.scan(spec.head_dim), operands, label="scan_mamba2")
-        weight = mixer.norm.weight
-        self._record(
-            "gated_norm", mamba2.GATED_NORM[kind_of(weight)], *target, x.data_ptr(), stride,
-            spec.groups, spec.width // spec.groups, weight.data_ptr(),
-            word_of_float(mixer.norm.spec.eps),
-        )  # fmt: skip
+        gate = [x.data_ptr(), stride]
+        if mixer.norm is None:
+            self._record("gate", mamba.GATE, out.data_ptr(), spec.width, *gate)
+            return
+        weight, eps = mixer.norm.weight, word_of_float(mixer.norm.spec.eps)
+        kernel = mamba2.GATED_NORM[kind_of(weight), spec.norm == "behind gates"]
+        sizes = spec.groups, spec.width // spec.groups
+        self._record("gated_norm", kernel, *target, *gate, *sizes, weight.data_ptr(), eps)
 
     def run_1(self, x: Tensor, mixer: Mamba, out: Tensor) -> None:
         """Record the operation `models.ops.Ops.mamba`, with the result in ``out``, which has the

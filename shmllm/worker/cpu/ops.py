@@ -14,6 +14,7 @@ from shmllm.models.altup import AltUpLayer
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
@@ -43,7 +44,7 @@ from shmllm.worker.cpu.short_convolution import ShortConvolutionOps
 from shmllm.worker.cpu.states import States
 from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
-from shmllm_kernels.cpu.norms import ADD, SCALE
+from shmllm_kernels.cpu.norms import ADD, SCALE, SCALE_COLUMNS
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
     EMBED,
@@ -245,6 +246,8 @@ class CpuOps:
 
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
         kernel = SCALE["float32" if weight is None else kind_of(weight)]
+        if weight is not None and len(weight) > 1:
+            kernel = SCALE_COLUMNS
         operands = x.data_ptr(), x.shape[1], word_of_float(factor), _address(weight)
         self._record("scale", kernel, *operands)
         return x
@@ -296,6 +299,22 @@ class CpuOps:
         out = self._buffers.attended(net.spec.width)
         self._delta_nets.run(x, net, out)
         return out
+
+    def low_rank(self, x: Tensor, down: Linear, up: Linear) -> Tensor:
+        inner = self._buffers.low_rank(down.weight.shape[0])
+        self._products.record(self._num_tokens, x, down, inner)
+        if self._lora is not None:
+            self._lora.record(self._kernels, x, down, inner)
+        return self.linear(inner, up)
+
+    def kimi_delta(self, x: Tensor, decays: Tensor, net: KimiDelta) -> Tensor:
+        out = self._buffers.attended(net.spec.width)
+        self._delta_nets.run_by_channel(x, decays, net, out)
+        return out
+
+    def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
+        self._delta_nets.gate(x, gates, net)
+        return x
 
     def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
         out = self._buffers.attended(mixer.spec.width)

@@ -11,7 +11,7 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
-from shmllm.models.widths import inner_widths, linear_widths, mixed_widths
+from shmllm.models.widths import inner_widths, linear_widths, low_ranks
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
@@ -96,7 +96,18 @@ class GpuBuffers:
         self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self.spare = buffer(MAX_ROWS, hidden)
         self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)
-        self._attended = {width: buffer(max_tokens, width) for width in mixed_widths(config)}
+        self._attended = {
+            width: buffer(max_tokens, width)
+            for width in {attention.width for attention in config.all_attentions}
+        }
+        # A product of what one mixer of a layer returns may wait until another one has run.
+        are_apart = any(len(layer.mixers) > 1 for layer in config.loaded_layers)
+        shared = {} if are_apart else self._attended
+        self._mixed = {
+            width: shared[width] if width in shared else buffer(max_tokens, width)
+            for width in {mixer.width for mixer in config.mixers if mixer.state_bytes}
+        }
+        self._low_ranks = {width: buffer(max_tokens, width) for width in low_ranks(config)}
         self._latents = {
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
@@ -155,9 +166,12 @@ class GpuBuffers:
         return self._products[width]
 
     def attended(self, width: int) -> Tensor:
-        """Return the buffer [max_tokens, width] for the output of attention, or of what takes its
-        place."""
+        """Return the buffer [max_tokens, width] for the output of attention."""
         return self._attended[width]
+
+    def mixed(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for the output of a mixer with a state."""
+        return self._mixed[width]
 
     def latents(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for the queries of a latent attention, projected to
@@ -168,6 +182,11 @@ class GpuBuffers:
         """Return the buffer [MAX_ROWS, width] for what lies beside latents of few tokens, and for
         these until they are stored: queries are projected meanwhile."""
         return self._unstored[width]
+
+    def low_rank(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for a projection of which another one is a
+        projection: both may be equally wide."""
+        return self._low_ranks[width]
 
     def unprojected(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for what queries of latent attention are a

@@ -15,6 +15,7 @@ from torch import Tensor
 from shmllm.models.altup import AltUpLayer
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
@@ -318,6 +319,16 @@ class FusedOps:
 
     def delta_net(self, x: Any, net: DeltaNet) -> Tensor:
         return self._ops.recurrent.delta_net_of_few(self.value(x), net)
+
+    def low_rank(self, x: Any, down: Linear, up: Linear) -> Any:
+        out = self._buffers.low_rank(down.weight.shape[0])
+        return Product(self._multiply(Product(x, down), out), up)
+
+    def kimi_delta(self, x: Any, decays: Any, net: KimiDelta) -> Tensor:
+        return self._ops.kimi_delta(self.value(x), self.value(decays), net)
+
+    def gate_heads(self, x: Any, gates: Any, net: KimiDelta) -> Tensor:
+        return self._ops.gate_heads(self.value(x), self.value(gates), net)
 
     def mamba2(self, x: Any, mixer: Mamba2) -> Tensor:
         return self._ops.recurrent.mamba2_of_few(self.value(x), mixer)

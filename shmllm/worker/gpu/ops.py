@@ -15,6 +15,7 @@ from shmllm.models.altup import AltUpLayer
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
@@ -305,6 +306,17 @@ class GpuOps:
 
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         return self.recurrent.delta_net(x, net)
+
+    def low_rank(self, x: Tensor, down: Linear, up: Linear) -> Tensor:
+        inner = self._buffers.low_rank(down.weight.shape[0])[: len(x)]
+        self._multiply(inner, x, down)
+        return self.linear(inner, up)
+
+    def kimi_delta(self, x: Tensor, decays: Tensor, net: KimiDelta) -> Tensor:
+        return self.recurrent.kimi_delta(x, decays, net)
+
+    def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
+        return self.recurrent.gate_heads(x, gates, net)
 
     def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
         return self.recurrent.mamba2(x, mixer)

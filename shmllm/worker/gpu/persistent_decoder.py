@@ -67,7 +67,7 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
     mixer, mlp = layer.mixer, layer.mlp
     if not isinstance(mixer, AttentionSpec):
         return "the kernel does not compute the mixer"
-    if not isinstance(mlp, MLPSpec) or mlp.sparsity:
+    if not isinstance(mlp, MLPSpec) or mlp.sparsity or layer.mlp_scale != 1:
         return "the kernel does not compute the feed-forward"
     if layer.laurel_rank is not None:
         return "the kernel does not compute the branch beside the mixer"

@@ -13,6 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from shmllm.models.delta_net import DeltaNet
+from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.layers import Linear, Norm
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
@@ -56,7 +57,7 @@ class RecurrentOps:
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         """See `models.ops.Ops.delta_net`."""
         spec, norm = net.spec, net.norm
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(self._run_delta_net, out, x, net))
         gate = x[:, spec.convolved_width : spec.convolved_width + spec.width]
         delta_net.gated_norm(out, gate, norm.weight, norm.spec.eps)
@@ -67,9 +68,23 @@ class RecurrentOps:
         spec = net.spec
         if not few_delta_net.takes(spec.key_dim, spec.value_dim):
             return self.delta_net(x, net)
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(self._run_delta_net_of_few, out, x, net))
         return out
+
+    def kimi_delta(self, x: Tensor, decays: Tensor, net: KimiDelta) -> Tensor:
+        """See `models.ops.Ops.kimi_delta`."""
+        spec = net.spec
+        out = self._buffers.mixed(spec.width)[: len(x)]
+        rates = x[:, spec.convolved_width :]
+        self._step.launch(partial(self._run_delta_rule, out, x, rates, decays, net, spec.sizes))
+        return out
+
+    def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
+        """See `models.ops.Ops.gate_heads`."""
+        norm = net.norm
+        delta_net.gated_norm(x, gates, norm.weight, norm.spec.eps, is_sigmoid=True)
+        return x
 
     def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
         """See `models.ops.Ops.mamba2`."""
@@ -89,7 +104,7 @@ class RecurrentOps:
             linear: (out, x, linear) -> None, computes a product.
         """
         spec = mixer.spec
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         projected = self._buffers.mambas[spec][: len(x)]
         self._step.launch(partial(self._convolve, x, mixer))
         linear(projected, x[:, : spec.width], mixer.x_proj)
@@ -106,7 +121,7 @@ class RecurrentOps:
         has_room = few_mamba_scan.takes(spec.rank, spec.state_size)
         if not has_room or _are_packed(mixer.x_proj, mixer.dt_proj):
             return self.mamba(x, mixer, linear)
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(self._run_mamba_of_few, out, x, mixer))
         return out
 
@@ -119,7 +134,7 @@ class RecurrentOps:
             x, mixer: see there.
             is_of_few: whether the step has few tokens, so that launches may be dependent.
         """
-        out = self._buffers.attended(mixer.spec.width)[: len(x)]
+        out = self._buffers.mixed(mixer.spec.width)[: len(x)]
         is_dependent = is_of_few and self._step.is_dependent
         self._step.launch(partial(self._run_short_convolution, out, x, mixer, is_dependent))
         return out
@@ -136,15 +151,28 @@ class RecurrentOps:
         )
 
     def _run_delta_net(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
-        spec, requests = net.spec, self._requests
-        mixed, gates = x[:, : spec.convolved_width], x[:, spec.convolved_width + spec.width :]
-        states = self._cache.states[net.layer]
+        spec = net.spec
+        gates = x[:, spec.convolved_width + spec.width :]
+        rates, decays = gates.split_with_sizes([spec.value_heads] * 2, dim=1)
+        heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
+        self._run_delta_rule(out, x, rates, decays, net, heads, spec.tiled)
+
+    def _run_delta_rule(
+        self,
+        out: Tensor,
+        x: Tensor,
+        rates: Tensor,
+        decays: Tensor,
+        net: DeltaNet | KimiDelta,
+        heads: tuple[int, int, int, int],
+        is_tiled: bool = False,
+    ) -> None:
+        spec, requests, states = net.spec, self._requests, self._cache.states[net.layer]
+        mixed = x[:, : spec.convolved_width]
         convolve(mixed, net.convolution, None, states, requests)
         state = states[:, spec.convolution_bytes // states.itemsize :]
-        heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
-        delta_net.delta_rule(
-            out, mixed, gates, net.logs, net.biases, state, requests, heads, spec.tiled
-        )
+        gates = rates, decays, net.logs, net.biases
+        delta_net.delta_rule(out, mixed, *gates, state, requests, heads, is_tiled)
 
     def _run_delta_net_of_few(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
         spec, norm = net.spec, net.norm
@@ -159,10 +187,11 @@ class RecurrentOps:
         self, x: Tensor, mixer: Mamba2, run: Callable[[Tensor, Tensor, Mamba2], None]
     ) -> Tensor:
         spec, norm = mixer.spec, mixer.norm
-        out = self._buffers.attended(spec.width)[: len(x)]
+        out = self._buffers.mixed(spec.width)[: len(x)]
         self._step.launch(partial(run, out, x, mixer))
-        gate = x[:, : spec.width]
-        mamba2.gated_norm(out, gate, norm.weight, spec.groups, norm.spec.eps)
+        gate, gates_first = x[:, : spec.width], spec.norm != "before gates"
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.spec.eps)
+        mamba2.gated_norm(out, gate, weight, spec.groups, eps, gates_first)
         return out
 
     def _run_mamba2(self, out: Tensor, x: Tensor, mixer: Mamba2) -> None:

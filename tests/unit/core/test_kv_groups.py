@@ -42,6 +42,10 @@ RULES = [
 ]
 
 
+RULES_OF_LAYERS = [*((rule,) for rule in RULES), *((rule, RULES[-1]) for rule in RULES[:-1])]
+"""Those of layers with keys and values, with a state, or with both."""
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_keeps_what_tokens_still_read(rule):
     for length in range(50):
@@ -51,15 +55,20 @@ def test_a_rule_keeps_what_tokens_still_read(rule):
             assert length - rule.first_kept(length) <= rule.most_kept
 
 
+def groups_of(rules, layer_bytes=None):
+    """The groups of layers with one rule each, or with none."""
+    return group_layers([() if rule is None else (rule,) for rule in rules], layer_bytes)
+
+
 def counts(*rules):
-    return [(group.rule, len(group.layers)) for group in group_layers(rules)]
+    return [(group.rule, len(group.layers)) for group in groups_of(rules)]
 
 
 def test_a_group_has_as_many_layers_as_the_rarest_rule():
     window = SlidingWindow(1024)
     gemma = [FULL if (layer + 1) % 6 == 0 else window for layer in range(62)]
     assert counts(*gemma) == [(FULL, 10), *[(window, 10)] * 5, (window, 2)]
-    groups = group_layers(gemma)
+    groups = groups_of(gemma)
     assert sorted(layer for group in groups for layer in group.layers) == list(range(62))
     assert all(gemma[layer] == group.rule for group in groups for layer in group.layers)
     assert buffers_per_block(groups) == 10
@@ -106,7 +115,7 @@ def blocks_held(groups, num_tokens, chunk, block_size):
 
 @settings(max_examples=150, deadline=None)
 @given(
-    rules=st.lists(st.sampled_from(RULES), min_size=1, max_size=5),
+    rules=st.lists(st.sampled_from(RULES_OF_LAYERS), min_size=1, max_size=5),
     num_tokens=st.integers(1, 120),
     chunk=st.integers(1, 40),
     block_size=st.sampled_from([1, 4, 8]),
@@ -125,14 +134,22 @@ def test_states_are_a_group_of_their_own_behind_the_others():
     state, window = RecurrentState(512), SlidingWindow(128)
     assert counts(*[state, state, state, FULL] * 6) == [(FULL, 6), (state, 18)]
     assert counts(*[state, window, FULL] * 2) == [(FULL, 2), (window, 2), (state, 2)]
-    assert buffers_per_block(group_layers([state, state, FULL])) == 1
+    assert buffers_per_block(groups_of([state, state, FULL])) == 1
     assert counts(state, state) == [(state, 2)]
+
+
+def test_a_layer_with_keys_and_values_beside_a_state_is_in_both_groups():
+    state, window = RecurrentState(512), SlidingWindow(128)
+    groups = group_layers([(FULL, state), (window, state), (state,), ()], [1, 1, 0, 0])
+    layers = [(group.rule, group.layers) for group in groups]
+    assert layers == [(FULL, (0,)), (window, (1,)), (state, (0, 1, 2))]
+    assert buffers_per_block(groups) == 1
 
 
 def test_layers_with_smaller_heads_share_a_buffer():
     window = SlidingWindow(64)
     rules = [window, window, FULL, FULL, window, FULL, None]
-    groups = group_layers(rules, [100, 100, 50, 50, 100, 30, 0])
+    groups = groups_of(rules, [100, 100, 50, 50, 100, 30, 0])
     layers = [(group.layers, group.per_buffer, group.num_buffers) for group in groups]
     assert layers == [((2, 3), 2, 1), ((5,), 3, 1), ((0,), 1, 1), ((1,), 1, 1), ((4,), 1, 1)]
     assert buffers_per_block(groups) == 1
@@ -142,7 +159,7 @@ def test_a_long_request_of_a_gemma_3_27b_needs_a_fifth_of_the_memory():
     """62 layers, of which every sixth is full, and 131,072 tokens in chunks of 2,048."""
     window = SlidingWindow(1024)
     rules = [FULL if (layer + 1) % 6 == 0 else window for layer in range(62)]
-    groups = group_layers(rules)
+    groups = groups_of(rules)
     held = blocks_held(groups, 131_072, 2048, 16)[0] * buffers_per_block(groups)
     of_one_group = 131_072 // 16 * 62
     assert held * 5 < of_one_group

@@ -80,6 +80,15 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 10,
     "moe_intermediate_size": 24,
 }
+KIMI: dict[str, Any] = LATENT | {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "q_lora_rank": None,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "linear_head_dim": 16,
+    "linear_num_heads": 3,
+}
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 GROWING = YARN_ROPE | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 8}
 """A factor of queries that grows after each eight tokens."""
@@ -109,6 +118,22 @@ JAMBA: dict[str, Any] = {
     "attn_layer_offset": 1,
     "num_experts": 6,
     "mamba_dt_rank": 5,
+}
+FALCON_H1: dict[str, Any] = {
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 20,
+    "mamba_d_ssm": 96,
+    "head_dim": 16,
+    "embedding_multiplier": 5.7,
+    "lm_head_multiplier": 0.2,
+    "attention_in_multiplier": 0.7,
+    "attention_out_multiplier": 0.9,
+    "key_multiplier": 0.4,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.3],
+    "ssm_out_multiplier": 0.24,
+    "mlp_multipliers": [0.88, 0.59],
 }
 NEMOTRON: dict[str, Any] = {
     "layers_block_type": [LINEAR, "mlp", FULL, LINEAR, "mlp"],
@@ -200,7 +225,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_bias": True, "use_conv_bias": False, "time_step_rank": 7, "conv_kernel": 2}
         | {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1},
     ),
+    "falcon-h1": ("falcon_h1", FALCON_H1),
+    "falcon-h1-norm": (
+        "falcon_h1",
+        FALCON_H1
+        | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True}
+        | {"mamba_d_ssm": None, "mamba_conv_bias": False, "tie_word_embeddings": True},
+    ),
+    "falcon-h1-norm-before-gates": (
+        "falcon_h1",
+        FALCON_H1
+        | {"mamba_rms_norm": True, "attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0}
+        | {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True}
+        | {"mlp_multipliers": [1.0, 0.59], "num_key_value_heads": None},
+    ),
     "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 0.01}),
+    "kimi-linear": ("kimi_linear", KIMI),
+    "kimi-linear-groups": (
+        "kimi_linear",
+        KIMI
+        | {"num_local_experts": 12, "n_group": 4, "topk_group": 2, "q_lora_rank": 28}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "n_shared_experts": 2}
+        | {"norm_topk_prob": False, "attention_bias": True, "linear_conv_kernel_dim": 3}
+        | {"linear_num_heads": 1, "linear_head_dim": 32}
+        | {"layer_types": ["full_attention", "linear_attention", *["linear_attention"] * 2]},
+    ),
+    "kimi-linear-all-experts": ("kimi_linear", KIMI | {"num_experts_per_tok": 6}),
     "jamba": ("jamba", JAMBA),
     "jamba-dense": ("jamba", JAMBA | {"num_experts": 1, "mamba_proj_bias": True}),
     "jamba-all-experts": ("jamba", JAMBA | {"num_experts_per_tok": 6}),
@@ -846,6 +896,7 @@ BFLOAT16 = [
     "cohere2-moe-all-experts",
     "arcee",
     "bamba",
+    "falcon-h1",
     "falcon-mamba",
     "granite-hybrid-all-experts",
     "granite-moe-all-experts",
@@ -863,6 +914,7 @@ BFLOAT16 = [
     "mistral4-all-experts",
     "nanochat",
     "jamba-all-experts",
+    "kimi-linear-all-experts",
     "mamba",
     "mamba2",
     "nemotron-h-all-experts",

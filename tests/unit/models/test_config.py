@@ -51,6 +51,7 @@ OTHERS = (
     "gemma3n",
     "gemma4",
     "helium",
+    "kimi_linear",
     "lfm2",
     "lfm2_moe",
     "opt",

@@ -81,6 +81,21 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"hidden_size": 64, "num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32},
         {"in_proj", "out_proj"},
     ),
+    "falcon_h1": (
+        {"mamba_n_heads": 4, "mamba_d_ssm": 64, "mamba_d_state": 16, "num_hidden_layers": 2}
+        | {"attention_in_multiplier": 0.7, "key_multiplier": 0.4, "ssm_out_multiplier": 0.6}
+        | {"ssm_multipliers": [0.9, 0.7, 0.8, 1.1, 0.6], "mlp_multipliers": [0.88, 0.59]},
+        ATTENTION | MLP | {"in_proj", "out_proj"},
+    ),
+    "kimi_linear": (
+        {name: LATENT[name] for name in LATENT if name.endswith(("heads", "rank", "dim"))}
+        | {"q_lora_rank": None, "num_hidden_layers": 2, "mlp_layer_types": ["dense", "dense"]}
+        | {"layer_types": ["linear_attention", "full_attention"]}
+        | {"linear_num_heads": 3, "linear_head_dim": 16},
+        ATTENTION
+        | MLP
+        | {"b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "kv_a_proj_with_mqa"},
+    ),
 }
 """Options of each family, and the modules that adapters can change."""
 QUICK = {"llama", "qwen3", "phi3", "qwen2_moe", "qwen3_5", "gpt2"}

@@ -25,6 +25,7 @@ BASE: dict[str, dict[str, Any]] = {
     "FalconMamba": SIZES,
     "Jamba": SIZES | ATTENTION | {"attn_layer_period": 2, "attn_layer_offset": 1},
     "Bamba": SIZES | ATTENTION | {"mamba_n_heads": 8, "attn_layer_indices": [1]},
+    "FalconH1": SIZES | ATTENTION | {"mamba_n_heads": 16},
     "GraniteMoeHybrid": SIZES | ATTENTION | {"mamba_n_heads": 8},
     "NemotronH": NEMOTRON,
 }
@@ -50,9 +51,15 @@ def test_absent_fields_have_transformers_defaults(tmp_path: Path) -> None:
     names = {
         "mamba2": ("n_groups", "state_size", "conv_kernel", "use_bias", "use_conv_bias"),
         "bamba": tuple(f"mamba_{n}" for n in ("n_groups", "d_state", "d_conv", *biases)),
+        "falcon_h1": tuple(f"mamba_{n}" for n in ("n_groups", "d_state", "d_conv", *biases)),
         "nemotron_h": ("n_groups", "ssm_state_size", "conv_kernel", "use_bias", "use_conv_bias"),
     }
-    families = {"mamba2": "Mamba2", "bamba": "Bamba", "nemotron_h": "NemotronH"}
+    families = {
+        "mamba2": "Mamba2",
+        "bamba": "Bamba",
+        "falcon_h1": "FalconH1",
+        "nemotron_h": "NemotronH",
+    }
     for kind, fields in names.items():
         config = read(tmp_path, families[kind])
         expected = CONFIGS[kind](**BASE[families[kind]])
@@ -70,6 +77,37 @@ def test_absent_fields_have_transformers_defaults(tmp_path: Path) -> None:
     falcon = first_mamba(read(tmp_path, "FalconMamba"))
     assert isinstance(falcon, MambaSpec)
     assert (falcon.norms, falcon.norm_eps) == ("plain", 1e-6)
+
+
+def test_absent_fields_of_falcon_h1(tmp_path: Path) -> None:
+    config, expected = read(tmp_path, "FalconH1"), CONFIGS["falcon_h1"](**BASE["FalconH1"])
+    mamba, attention = config.layers[0].mixers
+    assert isinstance(mamba, Mamba2Spec)
+    assert isinstance(attention, AttentionSpec)
+    assert config.layers == config.layers[:1] * 4
+    assert (mamba.width, mamba.head_dim) == (expected.mamba_d_ssm, expected.mamba_d_head)
+    assert (mamba.norm, mamba.factors, mamba.output_bias) == (None, None, False)
+    assert attention.num_kv_heads == expected.num_key_value_heads
+    assert (attention.scale, attention.bias) == (16**-0.5, False)
+    assert [rope.theta for rope in config.ropes] == [expected.rope_parameters["rope_theta"]]
+    assert config.layer_kv == (attention.kv,) * 4
+    assert config.layer_state_bytes == (mamba.state_bytes,) * 4
+    scales = config.embedding_scale, config.residual_scale, config.logits_scale
+    assert scales == (1.0, 1.0, 1.0)
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert config.norm.eps == expected.rms_norm_eps
+    wide = read(tmp_path, "FalconH1", mamba_d_ssm=None)
+    assert wide.layers[0].mixers[0].width == 256
+    norms = {
+        mode: read(tmp_path, "FalconH1", mamba_rms_norm=True, mamba_norm_before_gate=mode)
+        for mode in (True, False, None)
+    }
+    found = {mode: first_mamba(each) for mode, each in norms.items()}
+    assert {mode: each.norm for mode, each in found.items() if isinstance(each, Mamba2Spec)} == {
+        True: "before gates",
+        False: "behind gates",
+        None: "behind gates",
+    }
 
 
 def test_limits_may_be_infinite_in_two_ways(tmp_path: Path) -> None:
@@ -110,8 +148,27 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Mamba", {"intermediate_size": 90}, r"the width \(90\) must be a multiple of 16"),
     ("Jamba", {"attn_layer_offset": 2}, r"attn_layer_offset \(2\) must be below attn_layer_per"),
     ("Jamba", {"expert_layer_period": 1}, r"expert_layer_offset \(1\) must be below expert_lay"),
-    ("Bamba", {"mamba_n_heads": 7}, r"mamba_n_heads \(7\) must divide the width 256"),
+    ("Bamba", {"mamba_n_heads": 7}, r"mamba_n_heads \(7\) must divide mamba_expand \* hidden_size"),
     ("Bamba", {"attn_layer_indices": ["1"]}, "'attn_layer_indices' must list numbers of layers"),
+    ("FalconH1", {"mamba_n_heads": 7}, r"mamba_n_heads \(7\) must divide mamba_d_ssm \(1024\)"),
+    ("FalconH1", {"mamba_d_head": 32}, r"mamba_d_ssm \(1024\) must be mamba_n_heads \* mamba_d_h"),
+    ("FalconH1", {"ssm_multipliers": [1.0]}, "'ssm_multipliers' must list 5 numbers, not"),
+    ("FalconH1", {"mlp_multipliers": [0, 1.0]}, "'mlp_multipliers' must be a positive number"),
+    (
+        "FalconH1",
+        {"attention_bias": True, "attention_in_multiplier": 0.5},
+        "attention_bias with attention_in_multiplier of 0.5 is not supported",
+    ),
+    (
+        "FalconH1",
+        {"mlp_bias": True, "mlp_multipliers": [0.5, 1.0]},
+        "mlp_bias with mlp_multipliers of 0.5 is not supported",
+    ),
+    (
+        "FalconH1",
+        {"mamba_proj_bias": True, "ssm_in_multiplier": 0.5},
+        "mamba_proj_bias with ssm_in_multiplier of 0.5 is not supported",
+    ),
     ("GraniteMoeHybrid", {"layer_types": ["x"] * 4}, "layer type 'x' is not supported"),
     (
         "GraniteMoeHybrid",

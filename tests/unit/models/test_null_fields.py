@@ -35,6 +35,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["rope_interleave"],
     ),
     "bamba": (VARIANTS["bamba"][1], ["mamba_conv_bias"]),
+    "falcon_h1": (VARIANTS["falcon_h1"][1], ["mamba_conv_bias"]),
     "granite_moe_hybrid": (VARIANTS["granite_moe_hybrid"][1], ["mamba_conv_bias"]),
     "llama": ({"rope_parameters": YARN | {"truncate": None}}, ["rope_parameters.truncate"]),
 }

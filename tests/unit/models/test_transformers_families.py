@@ -31,12 +31,15 @@ REQUIRED = {
     "glm4_moe": {"head_dim": 128},
 }
 """Fields of families whose defaults make no model in transformers."""
+SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
+"""Fields of families whose default sizes are refused, and those of no published model."""
 RUN = {name for name, architecture in FAMILIES.items() if architecture in ARCHITECTURES}
 
 
 def write_config(model_type: str, directory: Path) -> None:
     """Writes transformers' default configuration of a family, as `save_pretrained` does."""
-    config = CONFIG_MAPPING[model_type](**REQUIRED.get(model_type, {}))
+    fields = REQUIRED.get(model_type, {}) | SIZES.get(model_type, {})
+    config = CONFIG_MAPPING[model_type](**fields)
     config.architectures = [FAMILIES[model_type]]
     config.save_pretrained(directory)
 

@@ -70,7 +70,7 @@ STATE, LAYER = 1000, 10
 
 def with_states(interval: int = 64, rows: int = 4) -> CacheShape:
     """Three layers with states and one with attention, in chunks of 64 tokens."""
-    rules = [*[RecurrentState(interval)] * 3, FullAttention()]
+    rules = [*[(RecurrentState(interval),)] * 3, (FullAttention(),)]
     return CacheShape(group_layers(rules), 16, LAYER, 64, 2 * rows, STATE)
 
 
@@ -94,7 +94,7 @@ def test_there_are_states_for_the_requests_and_the_tokens_that_fit() -> None:
 
 def only_states() -> CacheShape:
     """Three layers with states and none with attention."""
-    return CacheShape(group_layers([RecurrentState(64)] * 3), 16, 0, 64, 8, STATE)
+    return CacheShape(group_layers([(RecurrentState(64),)] * 3), 16, 0, 64, 8, STATE)
 
 
 @pytest.mark.parametrize("count", [4, 5, 40])

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from support.recurrent_kernels import DIVISIONS, States, divided
 from torch import Tensor
+from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
 from shmllm_kernels.cpu import KernelProgram, word_of_float
@@ -36,19 +37,25 @@ class Net:
         self.biases = torch.randn(value_heads)
         self.block_bytes = 64 + 4 * value_heads * key_dim * value_dim
 
+    def gates(self, x: Tensor) -> list[int]:
+        """The addresses of rates and of decays, and the stride of these."""
+        rates = x.data_ptr() + 4 * (self.width - 2 * self.sizes[2])
+        return [rates, rates + 4 * self.sizes[2], 4 * self.width]
+
     def prepared(self, x: Tensor, kind: str = "float32") -> Tensor:
         rows, biases = x.clone(), self.biases.to(getattr(torch, kind))
         program, count = KernelProgram(2), np.array([len(x)])
         numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
-        program.record(PREPARE[kind], [*numbers, self.logs.data_ptr(), biases.data_ptr()])
+        numbers += [self.logs.data_ptr(), biases.data_ptr(), *self.gates(rows)]
+        program.record(PREPARE[kind, False], numbers)
         program.replay()
         return rows
 
     def run(self, states: States, steps: list[tuple[int, int, int]], x: Tensor) -> Tensor:
         out = torch.full((len(x), self.values), float("nan"))
         states.run(
-            delta_rule(self.sizes[3]), steps, x, 4 * self.width, *self.sizes, out, 4 * self.values,
-            64, 1 if self.is_tiled else self.sizes[2] // self.sizes[0],
+            delta_rule(self.sizes[3]), steps, x, 4 * self.width, *self.sizes, out, 64,
+             1 if self.is_tiled else self.sizes[2] // self.sizes[0], *self.gates(x),
         )  # fmt: skip
         return out
 
@@ -158,7 +165,7 @@ def test_a_gated_norm_equals_transformers(kind: str, rows: int) -> None:
     program, count = KernelProgram(2), np.array([rows])
     numbers = [count.ctypes.data, x.data_ptr(), 4 * heads * width, gate.data_ptr()]
     numbers += [4 * gate.shape[1], heads, width, weight.data_ptr(), word_of_float(1e-5)]
-    program.record(GATED_NORM[kind], numbers)
+    program.record(GATED_NORM[kind, "silu"], numbers)
     program.replay()
     torch.testing.assert_close(x, expected.detach(), atol=1e-5, rtol=1e-5)
 
@@ -171,3 +178,86 @@ def test_a_gate_is_a_sigmoid(rows: int) -> None:
     program.record(GATE, [count.ctypes.data, x.data_ptr(), 33, gate.data_ptr(), 200])
     program.replay()
     torch.testing.assert_close(x, expected, atol=1e-6, rtol=1e-5)
+
+
+class ChannelNet(Net):
+    """A net with as many key heads as value heads, of the same width, and a decay for each channel
+    of a key. Its rows are queries, keys, values and rates; decays lie elsewhere."""
+
+    def __init__(self, heads: int, dim: int) -> None:
+        super().__init__(heads, heads, dim, dim)
+        self.width = 3 * self.keys + heads
+        self.biases = torch.randn(self.keys)
+
+    def prepared_with(self, x: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
+        rows, own = x.clone(), decays.clone()
+        program, count = KernelProgram(2), np.array([len(x)])
+        numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
+        numbers += [self.logs.data_ptr(), self.biases.data_ptr(), rows.data_ptr() + 12 * self.keys]
+        program.record(PREPARE["float32", True], [*numbers, own.data_ptr(), 4 * self.keys])
+        program.replay()
+        return rows, own
+
+    def run_with(
+        self, states: States, steps: list[tuple[int, int, int]], x: Tensor, decays: Tensor
+    ) -> Tensor:
+        out = torch.full((len(x), self.values), float("nan"))
+        states.run(
+            delta_rule(self.sizes[3], True), steps, x, 4 * self.width, *self.sizes, out, 64, 1,
+            x.data_ptr() + 12 * self.keys, decays, 4 * self.keys,
+        )  # fmt: skip
+        return out
+
+    def expected_with(self, x: Tensor, decays: Tensor) -> tuple[Tensor, Tensor]:
+        heads, dim, _, _ = self.sizes
+        *parts, rates = x[None].split([self.keys] * 3 + [heads], -1)
+        q, k, v = (F.silu(each).view(1, -1, heads, dim) for each in parts)
+        times = F.softplus(decays + self.biases).view(1, -1, heads, dim)
+        out, state = kimi.recurrent_kimi_delta_attention(
+            q, k, v, g=-self.logs.exp()[:, None] * times, beta=rates.sigmoid(),
+            initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True,
+        )  # fmt: skip
+        return out[0].flatten(1), state[0]
+
+
+@pytest.mark.parametrize("sizes", [(1, 16), (3, 32), (2, 128)])
+def test_a_net_with_decays_by_channel_equals_transformers(sizes: tuple[int, int]) -> None:
+    net = ChannelNet(*sizes)
+    x, decays = torch.randn(50, net.width), torch.randn(50, net.keys)
+    expected, state = net.expected_with(x, decays)
+    rows, factors = net.prepared_with(x, decays)
+    results = []
+    for division in DIVISIONS:
+        states = States(1, net.block_bytes)
+        outs = [
+            net.run_with(states, [(0, start, end)], rows[start:end], factors[start:end])
+            for start, end in divided(50, [*division])
+        ]
+        results.append((torch.cat(outs), states.memory[states.table[0, 6].item(), 64:]))
+    for out, memory in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(memory, results[0][1])
+    torch.testing.assert_close(results[0][0], expected, atol=2e-5, rtol=1e-4)
+    columns = 2 * LANES if net.sizes[3] % (2 * LANES) == 0 else LANES
+    found = results[0][1].view(torch.float32).view(len(state), -1, net.sizes[1], columns)
+    torch.testing.assert_close(
+        found.transpose(1, 2).reshape(state.shape), state, atol=2e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gates_of_a_norm_may_be_sigmoids(kind: str) -> None:
+    heads, width, rows = 3, 48, 40
+    norm = kimi.KimiLinearRMSNormGated(width, eps=1e-5)
+    torch.nn.init.normal_(norm.weight)
+    weight = norm.weight.detach().to(getattr(torch, kind))
+    norm.weight.data = weight.float()
+    x, gate = torch.randn(rows, heads * width), torch.randn(rows, heads * width)
+    shape = rows, heads, width
+    expected = norm(x.view(shape), gate.view(shape)).flatten(1)
+    program, count = KernelProgram(2), np.array([rows])
+    numbers = [count.ctypes.data, x.data_ptr(), 4 * heads * width, gate.data_ptr()]
+    numbers += [4 * gate.shape[1], heads, width, weight.data_ptr(), word_of_float(1e-5)]
+    program.record(GATED_NORM[kind, "sigmoid"], numbers)
+    program.replay()
+    torch.testing.assert_close(x, expected.detach(), atol=1e-5, rtol=1e-5)

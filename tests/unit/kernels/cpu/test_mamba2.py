@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from support.cpu_kernels import run_kernel
 from support.recurrent_kernels import DIVISIONS, States, divided
 from torch import Tensor
+from transformers.models.falcon_h1 import modeling_falcon_h1
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 
 from shmllm_kernels.cpu import word_of_float
@@ -157,7 +158,24 @@ def test_a_gated_norm_equals_transformers(kind: str, rows: int, groups: int) -> 
     x, gate = torch.randn(rows, groups * width), torch.randn(rows, groups * width + 5)
     expected = norm(x, gate[:, : groups * width])
     run_kernel(
-        GATED_NORM[kind], rows, x, 4 * groups * width, gate, 4 * gate.shape[1], groups, width,
+        GATED_NORM[kind, True], rows, x, 4 * groups * width, gate, 4 * gate.shape[1], groups, width,
         weight, word_of_float(1e-5),
+    )  # fmt: skip
+    torch.testing.assert_close(x, expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_norm_may_be_before_its_gates(kind: str, groups: int) -> None:
+    width, rows = 48, 40
+    norm = modeling_falcon_h1.FalconH1RMSNormGated(groups * width, 1e-5, groups, True)
+    torch.nn.init.normal_(norm.weight)
+    weight = norm.weight.detach().to(getattr(torch, kind))
+    norm.weight.data = weight.float()
+    x, gate = torch.randn(rows, groups * width), torch.randn(rows, groups * width + 5)
+    expected = norm(x.unsqueeze(0), gate[:, : groups * width].unsqueeze(0))[0]
+    run_kernel(
+        GATED_NORM[kind, False], rows, x, 4 * groups * width, gate, 4 * gate.shape[1], groups,
+        width, weight, word_of_float(1e-5),
     )  # fmt: skip
     torch.testing.assert_close(x, expected.detach(), atol=1e-5, rtol=1e-5)

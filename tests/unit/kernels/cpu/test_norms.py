@@ -9,7 +9,13 @@ from support.cpu_kernels import run_kernel
 from torch import Tensor
 
 from shmllm_kernels.cpu import word_of_float
-from shmllm_kernels.cpu.norms import ADD, ADD_LAYER_NORM, ADD_RMS_NORM, KINDS
+from shmllm_kernels.cpu.norms import (
+    ADD,
+    ADD_LAYER_NORM,
+    ADD_RMS_NORM,
+    KINDS,
+    SCALE_COLUMNS,
+)
 
 ROWS = [0, 1, 3, 40]
 WIDTHS = [5, 48, 1000]
@@ -151,3 +157,11 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
     whole = normed(slice(0, 33), 2)
     assert torch.equal(whole, torch.cat([normed(slice(i, i + 1), 1) for i in range(33)], 1))
     assert whole.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_columns_have_factors(rows: int) -> None:
+    x, factors = torch.randn(rows, 48), torch.randn(48)
+    expected = x * (0.5 * factors)
+    run_kernel(SCALE_COLUMNS, rows, x, 48, word_of_float(0.5), factors)
+    assert torch.equal(x, expected)

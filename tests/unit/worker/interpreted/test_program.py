@@ -293,6 +293,30 @@ def test_the_launches_of_a_layer_with_a_recurrent_state(
     assert launched[: len(layer)] == layer
 
 
+@pytest.mark.usefixtures("launches_only")
+@pytest.mark.parametrize("num_requests", [slow(1), 3])
+def test_the_launches_of_mixers_side_by_side(gpu_device, models, num_requests) -> None:
+    """Products that read the norm compute it, and those behind the mixers add to the stream."""
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    launched = launches_of_a_decode(gpu_device, models("falcon_h1")[1], num_requests)
+    mamba = [product, "aten::mul_", "_run_mamba2", "_gated_norm"]
+    mlp = ["_rms_norm", "aten::mul_", product, product]
+    layer = [*mamba, product, "attend_decodes", product, product, *mlp]
+    assert launched[: 2 * len(layer)] == 2 * layer
+
+
+@pytest.mark.usefixtures("launches_only")
+@pytest.mark.parametrize("num_requests", [slow(1), 3])
+def test_the_launches_of_a_delta_net_with_decays_by_channel(
+    gpu_device, models, num_requests
+) -> None:
+    """Each of its two projections of projections is two products."""
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    launched = launches_of_a_decode(gpu_device, models("kimi_linear")[1], num_requests)
+    net = [*[product] * 3, "_convolve", "_delta_rule", product, product, "_gated_norm", product]
+    assert launched[: len(net)] == net
+
+
 A4B = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True}
 E2B = {"enable_moe_block": False}
 """What makes the test's Gemma 4 like 26B-A4B, or like E2B."""

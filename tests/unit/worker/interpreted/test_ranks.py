@@ -106,6 +106,8 @@ FAMILIES = (
     "gemma3n",
     "gemma4",
     "mamba2",
+    "falcon_h1",
+    "kimi_linear",
 )
 
 
