@@ -34,6 +34,7 @@ from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec, PerLayerSpec
+from shmllm_kernels.windows import Window
 
 if TYPE_CHECKING:
     from shmllm.models.vision.specs import VisionSpec
@@ -276,7 +277,7 @@ class ModelConfig:
         return tuple(dict.fromkeys(each for each in self.mixers if isinstance(each, MambaSpec)))
 
     @property
-    def layer_windows(self) -> tuple[int | None, ...]:
+    def layer_windows(self) -> tuple[Window | None, ...]:
         """The window of each layer's attention, see `AttentionSpec`; None for other layers."""
         return tuple(
             layer.mixer.window if isinstance(layer.mixer, AttentionSpec) else None
@@ -310,8 +311,7 @@ class ModelConfig:
 
     @property
     def mixed_widths(self) -> tuple[int, ...]:
-        """The different widths of what the output projections of mixers read, in ascending
-        order."""
+        """The different widths that output projections of mixers read, in ascending order."""
         return tuple(sorted({mixer.width for mixer in self.mixers}))
 
     @property

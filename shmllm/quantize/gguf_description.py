@@ -93,7 +93,7 @@ def _experts(mixture: MoESpec) -> Values:
 
 
 def _windows(config: ModelConfig) -> list[int]:
-    return sorted({window for window in config.layer_windows if window is not None})
+    return sorted({window for window in config.layer_windows if isinstance(window, int)})
 
 
 def _main_rope(config: ModelConfig) -> RopeConfig | None:
@@ -139,10 +139,9 @@ def _mistral3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     growth = config.attentions[0].growth
     if growth is None:
         return {}
-    rate, length = growth
     return {
-        "attention.temperature_scale": rate,
-        "rope.scaling.original_context_length": length,
+        "attention.temperature_scale": growth.rate,
+        "rope.scaling.original_context_length": growth.length,
     }
 
 
