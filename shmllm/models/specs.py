@@ -89,6 +89,8 @@ class MoESpec:
         renormalize: whether the weights of the chosen experts are divided by their sum.
         total_eps: added to that sum if it is one of sigmoids.
         weight_scale: the factor of the weights.
+        weighs_inputs: whether weights multiply what experts read, and not what they return
+            (Llama 4). The experts have gates and no biases then.
         correction_bias: whether the router has a bias that counts for the choice alone.
         num_groups: the number of groups of consecutive experts.
         top_groups: the number of groups that a token's experts are chosen from, those with the
@@ -119,6 +121,7 @@ class MoESpec:
     renormalize: bool = False
     total_eps: float = 1e-20
     weight_scale: float = 1.0
+    weighs_inputs: bool = False
     correction_bias: bool = False
     num_groups: int = 1
     top_groups: int = 1
