@@ -127,9 +127,10 @@ def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
             length = rope.original_max_positions
             return {
                 FACTORS: llama3_factors(
-                    rope.theta, config.attentions[0].head_dim, rope.factor, length
+                    rope.theta, config.attentions[0].head_dim, rope.factor, length,
+                    rope.low_freq_factor, rope.high_freq_factor,
                 )
-            }
+            }  # fmt: skip
         if rope.type == "longrope":
             return {LONG_FACTORS: [*rope.long_factors], SHORT_FACTORS: [*rope.short_factors]}
     return {}
@@ -142,6 +143,15 @@ def _mistral3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {
         "attention.temperature_scale": growth.rate,
         "rope.scaling.original_context_length": growth.length,
+    }
+
+
+def _llama4(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    dense = [layer.mlp.inner for layer in config.layers if isinstance(layer.mlp, MLPSpec)]
+    sparse = [i for i, layer in enumerate(config.layers) if isinstance(layer.mlp, MoESpec)]
+    return {
+        "feed_forward_length": next(iter(dense), config.mixtures[0].inner),
+        "interleave_moe_layer_step": sparse[0] + 1,
     }
 
 
@@ -228,6 +238,7 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
 
 
 _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
+    "llama4": _llama4,
     "mistral3": _mistral3,
     "hunyuan-moe": _hunyuan_moe,
     "granite": _granite,

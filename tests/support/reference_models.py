@@ -312,7 +312,7 @@ NOT_IN_GGUF = (
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum", "minicpm3"),
-    *("cwm", "hyperclovax", "jais2", "vaultgemma", "llama4"),
+    *("cwm", "hyperclovax", "jais2", "vaultgemma"),
     *("falcon", "falcon_7b", "gpt_bigcode", "codegen", "gpt_neo"),
 )
 """Those of which no GGUF files are written yet."""
