@@ -357,7 +357,16 @@ class ProgramConformance:
             *(
                 slow(name, most)
                 for name, most in product(
-                    ("deepseek_v3", "gemma2", "gemma4", "gpt_oss", "mistral", "olmo2", "qwen3"),
+                    (
+                        "deepseek_v3",
+                        "gemma2",
+                        "gemma4",
+                        "gpt_oss",
+                        "llama4",
+                        "mistral",
+                        "olmo2",
+                        "qwen3",
+                    ),
                     (0, 5),
                 )
             ),
