@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec, Growth
 from shmllm.models.readers import (
@@ -23,6 +24,18 @@ from shmllm.models.readers import (
 )
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.vision.encoder_spec import EncoderSpec
+from shmllm.models.vision.fields import (
+    MOST_LAYERS,
+    check_rotated_heads,
+    read_factor,
+    read_item_token,
+    read_num_heads,
+    read_side,
+    read_theta,
+    vision_fields,
+)
+from shmllm.models.vision.specs import Llama4Tower, VisionSpec
 from shmllm.models.weight_names import renamed
 from shmllm_kernels.windows import Chunk
 
@@ -30,6 +43,12 @@ if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
 _CHUNKED = "chunked_attention"
+_ONLY_IN_VISION: dict[str, str | bool] = {
+    "hidden_act": "gelu",
+    "multi_modal_projector_bias": False,
+    "vision_feature_select_strategy": "default",
+}
+"""Fields of ``vision_config`` that transformers does not read, and what they must say."""
 _NAMES = {".mlp.gate.": ".feed_forward.router.", ".mlp.": ".feed_forward."}
 
 
@@ -44,7 +63,58 @@ def configure(fields: Fields) -> ModelConfig:
         for index, attention in enumerate(attentions)
     ]
     model = read_model(fields, layers, _positions(fields))
-    return replace(model, norm=read_norm(fields, default=1e-5))
+    vision = read_vision(fields, model.vocab_size)
+    return replace(model, norm=read_norm(fields, default=1e-5), vision=vision)
+
+
+def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``."""
+    vision = vision_fields(fields, "llama4_vision_model")
+    if vision is None:
+        return None
+    for name, supported in _ONLY_IN_VISION.items():
+        check_choice(vision, name, supported)
+    encoder = _read_encoder(vision)
+    factor = read_factor(vision, "pixel_shuffle_ratio", encoder.side)
+    adapted = vision.integer("projector_output_dim", 4096)
+    widths = {
+        "intermediate_size": (encoder.inner, factor**2 * encoder.hidden_size),
+        "projector_input_dim": (vision.integer("projector_input_dim", 4096), adapted),
+        "vision_output_dim": (vision.integer("vision_output_dim", 7680), adapted),
+    }
+    for name, (found, wanted) in widths.items():
+        if found != wanted:
+            raise vision.error(f"{name} {found} does not fit the widths around it, {wanted} does")
+    return VisionSpec(
+        image_token=read_item_token(
+            fields, ("image_token_index", "image_token_id"), 200_092, vocab_size
+        ),
+        tower=Llama4Tower(
+            encoder=encoder, theta=read_theta(vision), factor=factor, adapted=adapted
+        ),
+        tile_embeddings=(encoder.side // factor) ** 2,
+    )
+
+
+def _read_encoder(vision: Fields) -> EncoderSpec:
+    hidden_size = vision.integer("hidden_size", 768)
+    num_heads = read_num_heads(vision, "num_attention_heads", 16, hidden_size)
+    check_rotated_heads(vision, hidden_size // num_heads)
+    image_size = read_side(vision, "image_size", 448)
+    patch_size = read_side(vision, "patch_size", 14)
+    if patch_size > image_size:
+        raise vision.error(f"patch_size ({patch_size}) exceeds image_size ({image_size})")
+    return EncoderSpec(
+        kind="llama4",
+        hidden_size=hidden_size,
+        num_layers=vision.integer("num_hidden_layers", 34, maximum=MOST_LAYERS),
+        num_heads=num_heads,
+        inner=vision.integer("intermediate_size", 5632),
+        image_size=image_size,
+        patch_size=patch_size,
+        activation="gelu",
+        eps=1e-5,
+    )
 
 
 def _positions(fields: Fields) -> int:

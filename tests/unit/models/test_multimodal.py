@@ -133,6 +133,7 @@ def test_logits_equal_transformers(family: str, tmp_path: Path) -> None:
         vision |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
         vision |= {"intermediate_size": 64, "vision_output_dim": 16, "projector_input_dim": 16}
         vision |= {"projector_output_dim": 16}
+        outer |= {"image_token_index": 96}
     elif family == "Lfm2Vl":
         text |= {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
         del text["rope_parameters"]
