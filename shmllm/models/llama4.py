@@ -43,9 +43,11 @@ if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
 _CHUNKED = "chunked_attention"
-_ONLY_IN_VISION: dict[str, str | bool] = {
+_ONLY_IN_VISION: dict[str, str | float] = {
     "hidden_act": "gelu",
     "multi_modal_projector_bias": False,
+    "norm_eps": 1e-5,
+    "vision_feature_layer": -1,
     "vision_feature_select_strategy": "default",
 }
 """Fields of ``vision_config`` that transformers does not read, and what they must say."""

@@ -213,6 +213,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("llama4", VISION, {"model_type": "siglip_vision_model"}, "supported: llama4_vision_model"),
     ("llama4", VISION, {"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
     ("llama4", VISION, {"multi_modal_projector_bias": True}, "projector_bias True is not"),
+    ("llama4", VISION, {"norm_eps": 1e-6}, "norm_eps 1e-06 is not supported; supported: 1e-05"),
+    ("llama4", VISION, {"vision_feature_layer": -2}, "vision_feature_layer -2 is not supported"),
     ("llama4", VISION, {"vision_output_dim": 40}, "vision_output_dim 40 does not fit .*, 48 does"),
     ("llama4", VISION, {"intermediate_size": 64}, "intermediate_size 64 does not .*, 128 does"),
     ("llama4", VISION, {"pixel_shuffle_ratio": 0.3}, "pixel_shuffle_ratio 0.3 is not supported"),
