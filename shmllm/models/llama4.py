@@ -11,6 +11,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec, Growth
+from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.readers import (
     FULL,
     read_activation,
@@ -188,11 +189,13 @@ def _read_moe_layers(fields: Fields, num_layers: int) -> frozenset[int]:
 
 
 def _read_experts(fields: Fields) -> MoESpec:
+    """Returns the experts; quantized checkpoints have tensors for each."""
     inner = fields.integer("intermediate_size", 8192)
     return replace(
         read_experts(fields, inner, num_experts=16, top_k=1),
         scoring="sigmoid",
         weighs_inputs=True,
+        whole=quantization_fields(fields) is None,
         transposed=True,
         shared=MLPSpec(inner=inner),
     )

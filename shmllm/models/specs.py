@@ -100,9 +100,10 @@ class MoESpec:
         router_float32: whether the router's weight is float32 in a model of any dtype.
         router_bias: whether the router has a bias.
         bias: whether the experts' projections have a bias.
-        whole: whether a checkpoint has the weights of all experts in one tensor,
-            [experts, out, in], and not a tensor [out, in] for each expert.
-        transposed: whether it has them as [experts, in, out].
+        whole: whether a checkpoint has the weights of all experts in one tensor, and not a tensor
+            [out, in] for each expert.
+        transposed: whether such a tensor is [experts, in, out], in transformers' modules too, and
+            not [experts, out, in].
         two_layouts: whether some checkpoints have the weights of all experts as [experts, out, in],
             as transformers' modules do, and others as [experts, in, out]; then the shape decides.
         shared: an MLP that every token goes to as well; None: there is none.
