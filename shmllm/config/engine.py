@@ -75,7 +75,7 @@ class CacheConfig(Section):
         default_text="what kv_cache_memory_bytes holds",
     )
     disable_hybrid_kv_cache_manager: bool = option(
-        False, "Keep the KV blocks behind the sliding windows of layers, too.", Flag()
+        False, "Keep the KV blocks behind the sliding windows and chunks of layers, too.", Flag()
     )
 
     mamba_block_size: int = option(

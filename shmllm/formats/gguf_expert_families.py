@@ -17,6 +17,7 @@ from shmllm.formats.gguf_places import (
     GRANITE_MOE,
     HUNYUAN_MOE,
     LFM2_MOE,
+    LLAMA4,
     MINIMAX,
     MIXTRAL,
     NEMOTRON_H,
@@ -36,6 +37,15 @@ WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
         model_type="mixtral",
         modules=MIXTRAL,
         is_permuted=True,
+    ),
+    # llama.cpp has chunks of 8,192 positions, whatever a file says, and norms of queries and keys
+    # but in models of 128 experts.
+    ("llama4", True): GgufFamily(
+        title="Llama 4",
+        architecture="Llama4ForCausalLM",
+        model_type="llama4_text",
+        modules=LLAMA4,
+        also=("Llama4ForConditionalGeneration",),
     ),
     ("qwen2moe", True): GgufFamily(
         title="Qwen 2 MoE",

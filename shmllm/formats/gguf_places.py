@@ -6,6 +6,8 @@ families have which. This module must not import torch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shmllm.formats.gguf_family import (
     NUM_HEADS,
     NUM_KV_HEADS,
@@ -279,6 +281,18 @@ GPT_OSS: Places = {
     "ffn_up_exps.bias": Place(name=GATE_UP_BIAS.name, part=1, num_parts=2),
     "ffn_down_exps.weight": Place(name="mlp.experts.down_proj", layout="transposed"),
     "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
+GATE_UP_HALVES = replace(GATE_UP, name="feed_forward.experts.gate_up_proj", in_turn=False)
+LLAMA4: Places = {
+    **ATTENTION,
+    "ffn_norm": "post_attention_layernorm",
+    **_gated_mlp("ffn_{}", "feed_forward"),
+    "ffn_gate_inp": "feed_forward.router",
+    "ffn_gate_exps.weight": GATE_UP_HALVES,
+    "ffn_up_exps.weight": replace(GATE_UP_HALVES, part=1),
+    f"{FUSED_EXPERTS}.weight": replace(GATE_UP_HALVES, num_parts=1, is_read_alone=True),
+    "ffn_down_exps.weight": Place(name="feed_forward.experts.down_proj", layout="transposed"),
+    **_gated_mlp("ffn_{}_shexp", "feed_forward.shared_expert"),
 }
 OLMO2: Places = {
     **_without(ATTENTION, "attn_norm"),

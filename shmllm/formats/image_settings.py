@@ -81,6 +81,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "min_patches": 1,
         "max_patches": 12,
     },
+    "Llama4ImageProcessor": {
+        "resample": BILINEAR,
+        "size": {"height": 336, "width": 336},
+        "max_patches": 16,
+        "resize_to_max_canvas": False,
+    },
     "Idefics3ImageProcessor": _IDEFICS3,
     "SmolVLMImageProcessor": _IDEFICS3,
     "Qwen2VLImageProcessor": _QWEN2_VL,
@@ -122,6 +128,8 @@ _COMMON: dict[str, Any] = {
 }
 _OF_THE_PROCESSOR = {"PixtralImageProcessor": ("patch_size", "spatial_merge_size")}
 """The fields that the whole file of a processor has beside its image processor, and which count."""
+_IN_BFLOAT16 = ("Llama4ImageProcessor",)
+"""The processors that compute with bfloat16 numbers."""
 _OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
 
@@ -204,8 +212,10 @@ def pixel_table(settings: ImageSettings) -> NDArray[np.float32]:
     """The model's inputs for the 256 values of a pixel, float32 of shape [3, 256], by channel.
 
     The bits are those of transformers' `PilBackend`: a product in float64, rounded to float32, then
-    a subtraction and a division in float32.
+    a subtraction and a division in float32. Some processors round each result to bfloat16.
     """
+    if settings.processor in _IN_BFLOAT16 and settings.do_rescale and settings.do_normalize:
+        return _bfloat16_table(settings)
     values = np.arange(256, dtype=np.float64)
     if settings.do_rescale:
         values = values * settings.rescale_factor
@@ -214,6 +224,22 @@ def pixel_table(settings: ImageSettings) -> NDArray[np.float32]:
         mean, std = (np.array(each, np.float32)[:, None] for each in (settings.mean, settings.std))
         table = (table - mean) / std
     return table
+
+
+def _bfloat16_table(settings: ImageSettings) -> NDArray[np.float32]:
+    scaled = _rounded(np.arange(256, dtype=np.float32) * np.float32(settings.rescale_factor))
+    mean, std = (
+        _rounded(np.array(each, np.float32))[:, None] for each in (settings.mean, settings.std)
+    )
+    return _rounded(_rounded(scaled[None] - mean) / std)
+
+
+def _rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Finite numbers rounded to the nearest of bfloat16, of two as near ones to the even one."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    kept = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
+    return kept.view(np.float32)
 
 
 def _class_name(values: dict[str, Any], where: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.specs import LayerSpec
+from shmllm_kernels.windows import Chunk
 
 
 def attend_both_ways(layers: tuple[LayerSpec, ...], fields: Fields) -> tuple[LayerSpec, ...]:
@@ -16,6 +17,8 @@ def attend_both_ways(layers: tuple[LayerSpec, ...], fields: Fields) -> tuple[Lay
     def changed(mixer: MixerSpec) -> MixerSpec:
         if not isinstance(mixer, AttentionSpec):
             raise fields.error("is_causal False is supported with plain attention only")
+        if isinstance(mixer.window, Chunk):
+            raise fields.error("is_causal False is not supported with chunks of attention")
         wider = None if mixer.window is None else mixer.window + 1
         return replace(mixer, window=wider, ahead=mixer.window)
 

@@ -42,6 +42,7 @@ from shmllm.models.specs import (
     NormSpec,
     PerLayerSpec,
 )
+from shmllm_kernels.windows import Window
 
 if TYPE_CHECKING:
     from shmllm.models.vision.specs import VisionSpec
@@ -292,7 +293,7 @@ class ModelConfig:
         return tuple(dict.fromkeys(each for each in self.mixers if isinstance(each, MambaSpec)))
 
     @property
-    def layer_windows(self) -> tuple[int | None, ...]:
+    def layer_windows(self) -> tuple[Window | None, ...]:
         """The window of each layer's attention, see `AttentionSpec`; None for other layers."""
         every = (layer.attention for layer in self.loaded_layers)
         return tuple(None if attention is None else attention.window for attention in every)

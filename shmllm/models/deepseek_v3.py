@@ -216,7 +216,7 @@ def with_further_layers(model: ModelConfig, fields: Fields, experts: MoESpec) ->
     return replace(model, further_layers=(layer,) * count)
 
 
-def check_choice(fields: Fields, name: str, supported: str | int | None) -> None:
+def check_choice(fields: Fields, name: str, supported: str | float | None) -> None:
     """Raises EngineStartError if the field `name` has another value than the supported one."""
     value = fields.values.get(name)
     if value not in (None, supported):

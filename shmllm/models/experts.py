@@ -116,7 +116,7 @@ class MoE:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", with
         a tensor for each expert, as in most files."""
         weights, one = self._router_weights(prefix), f"{prefix}.experts.{{}}"
-        if self.spec.whole or self.spec.transposed:
+        if self.spec.whole:
             weights |= self._whole(prefix)
         else:
             names = ("gate_proj", "up_proj") if self.spec.gated else ("up_proj",)

@@ -24,9 +24,7 @@ _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
     Feature.LAYER_QK_NORM: lambda model: (
         model.norm.kind == "layer" and any(each.qk_norm for each in model.attentions)
     ),
-    Feature.TRANSPOSED: lambda model: (
-        model.transposed or any(mixture.transposed for mixture in model.mixtures)
-    ),
+    Feature.TRANSPOSED: lambda model: model.transposed,
 }
 
 

@@ -59,6 +59,7 @@ def configure(fields: Fields) -> ModelConfig:
         scoring="softmax_of_top",
         router_bias=True,
         bias=True,
+        whole=True,
         transposed=True,
     )
     num_layers = read_num_layers(fields)

@@ -4,20 +4,22 @@ of another family."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from shmllm.models import llava
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.fields import (
     MOST_LAYERS,
+    read_factor,
     read_feature_layer,
     read_item_token,
     read_num_heads,
+    read_side,
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import EncoderSpec, InternVLTower, VisionSpec
+from shmllm.models.vision.specs import InternVLTower, VisionSpec
 
 _NORMS = {"layer_norm": False, "rms_norm": True}
 
@@ -43,7 +45,7 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
         raise whole.error(
             f"vision_feature_select_strategy {strategy!r} is not supported; supported: default"
         )
-    factor = _read_factor(whole, encoder.side)
+    factor = read_factor(whole, "downsample_ratio", encoder.side)
     return VisionSpec(
         image_token=read_item_token(fields, ("image_token_id",), 151_667, vocab_size),
         tower=InternVLTower(
@@ -66,8 +68,8 @@ def _read_encoder(vision: Fields, whole: Fields) -> tuple[EncoderSpec, int]:
     num_stored = vision.integer("num_hidden_layers", 24, maximum=MOST_LAYERS)
     last = whole.values.get("vision_feature_layer") in (None, -1)
     image_size, patch_size = (
-        _read_side(vision, "image_size", 448),
-        _read_side(vision, "patch_size", 14),
+        read_side(vision, "image_size", 448),
+        read_side(vision, "patch_size", 14),
     )
     if patch_size > image_size:
         raise vision.error(f"patch_size ({patch_size}) exceeds image_size ({image_size})")
@@ -84,25 +86,3 @@ def _read_encoder(vision: Fields, whole: Fields) -> tuple[EncoderSpec, int]:
         final_norm=last and not vision.flag("use_mean_pooling", True),
     )
     return encoder, num_stored
-
-
-def _read_side(vision: Fields, name: str, default: int) -> int:
-    """Returns the side of a square: a field with one number, or with the height and the width."""
-    value: Any = vision.values.get(name)
-    if isinstance(value, list) and len(value) == 2:
-        if value[0] != value[1]:
-            raise vision.error(f"{name} {value} is not supported, only a square is")
-        return Fields({name: value[0]}, vision.where).integer(name)
-    return vision.integer(name, default)
-
-
-def _read_factor(whole: Fields, side: int) -> int:
-    """Returns the side of the squares of patches: ``downsample_ratio`` is its inverse."""
-    ratio = whole.number("downsample_ratio", 0.5)
-    factor = round(1 / ratio) if ratio > 1 / (side + 1) else 0
-    if not factor or 1 / factor != ratio or side % factor:
-        raise whole.error(
-            f"downsample_ratio {ratio:g} is not supported; supported: 1 / n, where n divides the "
-            f"{side} patches of a row"
-        )
-    return factor

@@ -260,10 +260,11 @@ class Attention(AttentionHeads):
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
         if spec.qk_norm is not None:
             per_head = spec.qk_norm == "head"
-            self.q_norm = Norm(spec.head_dim if per_head else spec.width, config.norm, storage)
+            norm = config.norm if spec.norms_have_weights else replace(config.norm, weight=False)
+            self.q_norm = Norm(spec.head_dim if per_head else spec.width, norm, storage)
             if spec.source is None:
                 width = spec.head_dim if per_head else spec.kv_width
-                self.k_norm = Norm(width, config.norm, storage)
+                self.k_norm = Norm(width, norm, storage)
 
     @property
     def norms(self) -> tuple[Norm, ...]:

@@ -119,10 +119,13 @@ def make_lora(
         rank, scale = own.of_module(name)
         if rank > max_rank:
             raise config.error(f"{module!r} has rank {rank}; max_lora_rank is {max_rank}: raise it")
-        _check_shapes(tensors, module, matrices, rank, places)
+        are_exchanged = _are_exchanged(matrices, rank, places)
+        _check_shapes(tensors, module, matrices, rank, places, are_exchanged)
         a, b = (matrices[matrix].to(dtype) for matrix in (_A, _B))
         of_experts = zip(places, a.split(rank), _split_b(b, len(places)), strict=True)
         for target, one_a, one_b in of_experts:
+            if are_exchanged:
+                one_a, one_b = one_b.T.contiguous(), one_a.T.contiguous()
             change = _Change(module, target, scale, one_a, one_b)
             by_product.setdefault(target.product, []).append(change)
     products = {}
@@ -248,15 +251,30 @@ def _by_module(tensors: Fields) -> dict[str, dict[str, Tensor]]:
     return found
 
 
+def _are_exchanged(matrices: Mapping[str, Tensor], rank: int, places: Sequence[Target]) -> bool:
+    """Returns whether A and B have changed their places. PEFT takes a parameter of experts for
+    [experts, out, in], unless its module has ``is_transposed``: of a module that has [experts, in,
+    out] and not that (Llama 4) it adapts the transposed matrices."""
+    target, ranks = places[0], rank * len(places)
+    shapes = (ranks, target.out_features), (target.in_features, ranks)
+    are_equal = target.in_features == target.out_features
+    found = tuple(tuple(matrices[matrix].shape) for matrix in (_A, _B))
+    return len(places) > 1 and not are_equal and found == shapes
+
+
 def _check_shapes(
     tensors: Fields,
     module: str,
     matrices: Mapping[str, Tensor],
     rank: int,
     places: Sequence[Target],
+    are_exchanged: bool,
 ) -> None:
     target, ranks = places[0], rank * len(places)
-    shapes = {_A: (ranks, target.in_features), _B: (target.out_features, ranks)}
+    ins, outs = target.in_features, target.out_features
+    if are_exchanged:
+        ins, outs = outs, ins
+    shapes = {_A: (ranks, ins), _B: (outs, ranks)}
     for matrix, shape in shapes.items():
         name, found = f"{module}.lora_{matrix}", matrices[matrix]
         if tuple(found.shape) != shape:

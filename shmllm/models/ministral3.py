@@ -8,7 +8,7 @@ from typing import Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mistral import configure as configure_mistral
-from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mixer_specs import AttentionSpec, Growth
 
 _ROPE: dict[str, Any] = {
     "rope_type": "yarn",
@@ -41,9 +41,9 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(model, layers=tuple(layers))
 
 
-def read_growth(fields: Fields) -> tuple[float, int] | None:
+def read_growth(fields: Fields) -> Growth | None:
     """Returns `AttentionSpec.growth` of ``llama_4_scaling_beta``, a field of the rotation."""
     name = "rope_scaling" if fields.table("rope_scaling") else "rope_parameters"
     rope = Fields(fields.table(name), f"{fields.where}: {name}")
     rate = rope.optional_number("llama_4_scaling_beta")
-    return None if rate is None else (rate, rope.integer("original_max_position_embeddings"))
+    return None if rate is None else Growth(rate, rope.integer("original_max_position_embeddings"))

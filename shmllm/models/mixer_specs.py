@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
@@ -19,6 +19,7 @@ from shmllm.models.recurrent_specs import (
     ShortConvolutionSpec,
 )
 from shmllm.models.rope_config import RopeConfig
+from shmllm_kernels.windows import Window
 
 QKNorm = Literal["head", "row"]
 
@@ -34,6 +35,20 @@ WITHIN_ITEMS: Final = Reach.WITHIN_ITEMS
 attends to none behind its own."""
 
 Ahead = int | Reach | None
+
+
+class Growth(NamedTuple):
+    """The factor of queries ``1 + rate * log(1 + floor((position + offset) / length))`` (Llama 4).
+
+    Attributes:
+        rate: the factor of the logarithm.
+        length: the number of positions that have the same factor.
+        offset: added to positions.
+    """
+
+    rate: float
+    length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +75,7 @@ class AttentionSpec:
         num_kv_heads: the number of key heads, and of value heads.
         head_dim: the width of a head.
         window: the number of positions that a token attends to, its own included and those behind
-            it not; None: its own and all before it.
+            it not, or the chunk that they are in; None: its own and all before it.
         ahead: the number of positions behind its own that a token attends to; 0: none, the
             attention is causal; None: all that the request has; or WITHIN_ITEMS.
         rope: the rotation of queries and keys; None: they are not rotated.
@@ -70,8 +85,8 @@ class AttentionSpec:
         qk_norm: which norm queries and keys have: None, one over each "head", or one over the "row"
             of all heads side by side.
         norms_rotated: whether that of each head is behind the rotation, and not before it.
-        growth: rate and length of ``1 + rate * log(1 + floor(position / length))``, the factor of
-            rotated queries (Llama 4); None: they have none.
+        norms_have_weights: whether the norms of queries and keys have weights.
+        growth: the factor of queries behind their rotation; None: they have none.
         bias: whether the projections to queries, keys and values have a bias.
         output_bias: whether the output projection has a bias.
         gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
@@ -87,7 +102,7 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    window: int | None = None
+    window: Window | None = None
     ahead: Ahead = 0
     rope: RopeConfig | None = None
     scale: float
@@ -95,7 +110,8 @@ class AttentionSpec:
     sinks: bool = False
     qk_norm: QKNorm | None = None
     norms_rotated: bool = False
-    growth: tuple[float, int] | None = None
+    norms_have_weights: bool = True
+    growth: Growth | None = None
     bias: bool = False
     output_bias: bool = False
     gated: bool = False
@@ -165,7 +181,7 @@ class LatentAttentionSpec:
     rope: RopeConfig
     scale: float
     bias: bool = False
-    growth: tuple[float, int] | None = None
+    growth: Growth | None = None
     kv_apart: bool = False
 
     state_bytes = 0

@@ -40,7 +40,7 @@ class Routing:
 
     Attributes:
         ids: [tokens, top_k], in ascending order.
-        weights: [tokens, top_k], the factors of their outputs.
+        weights: [tokens, top_k], the factors of their outputs, or of their inputs.
         shared_gates: [tokens], before the sigmoid that makes a factor of the shared expert's
             output of them; None: the factor is 1.
     """

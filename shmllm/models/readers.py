@@ -16,6 +16,7 @@ from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import Activation, LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm_kernels.windows import Window
 
 MOST_LAYERS = 4096
 """Thirty times those of the largest models; each layer of a damaged file would take time."""
@@ -223,7 +224,7 @@ def windows_by_type(
     return tuple(window if name == SLIDING else None for name in types)
 
 
-def with_windows(layer: LayerSpec, windows: Iterable[int | None]) -> tuple[LayerSpec, ...]:
+def with_windows(layer: LayerSpec, windows: Iterable[Window | None]) -> tuple[LayerSpec, ...]:
     """Returns layers that differ in the windows of their attention alone."""
     attention = layer.mixer
     assert isinstance(attention, AttentionSpec)

@@ -214,8 +214,8 @@ def _proportional(make: type[RopeConfig], rope: Fields, head_dim: int, theta: fl
 
 def _llama3(rope: Fields, plain: RopeConfig) -> RopeConfig:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if low >= high:
-        raise rope.error(f"high_freq_factor ({high}) must exceed low_freq_factor ({low})")
+    if low > high:
+        raise rope.error(f"high_freq_factor ({high}) must be at least low_freq_factor ({low})")
     return replace(plain, factor=rope.number("factor"), low_freq_factor=low, high_freq_factor=high)
 
 

@@ -99,6 +99,8 @@ class MoESpec:
         renormalize: whether the weights of the chosen experts are divided by their sum.
         total_eps: added to that sum if it is one of sigmoids.
         weight_scale: the factor of the weights.
+        weighs_inputs: whether weights multiply what experts read, and not what they return
+            (Llama 4). The experts have gates and no biases then.
         correction_bias: whether the router has a bias that counts for the choice alone.
         num_groups: the number of groups of consecutive experts.
         top_groups: the number of groups that a token's experts are chosen from, those with the
@@ -108,9 +110,10 @@ class MoESpec:
         router_float32: whether the router's weight is float32 in a model of any dtype.
         router_bias: whether the router has a bias.
         bias: whether the experts' projections have a bias.
-        whole: whether a checkpoint has the weights of all experts in one tensor,
-            [experts, out, in], and not a tensor [out, in] for each expert.
-        transposed: whether it has them as [experts, in, out].
+        whole: whether a checkpoint has the weights of all experts in one tensor, and not a tensor
+            [out, in] for each expert.
+        transposed: whether such a tensor is [experts, in, out], in transformers' modules too, and
+            not [experts, out, in].
         two_layouts: whether some checkpoints have the weights of all experts as [experts, out, in],
             as transformers' modules do, and others as [experts, in, out]; then the shape decides.
         shared: an MLP that every token goes to as well; None: there is none.
@@ -129,6 +132,7 @@ class MoESpec:
     renormalize: bool = False
     total_eps: float = 1e-20
     weight_scale: float = 1.0
+    weighs_inputs: bool = False
     correction_bias: bool = False
     num_groups: int = 1
     top_groups: int = 1

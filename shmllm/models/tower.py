@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.layers import NamedWeights, Storage
-from shmllm.models.vision.specs import Grid, VisionActivation
+from shmllm.models.vision.encoder_spec import VisionActivation
+from shmllm.models.vision.specs import Grid
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

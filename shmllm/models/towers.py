@@ -13,6 +13,7 @@ from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
+from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
@@ -23,6 +24,7 @@ from shmllm.models.vision.specs import (
     Glm4vTower,
     Idefics3Tower,
     InternVLTower,
+    Llama4Tower,
     LlavaNextTower,
     LlavaTower,
     PixtralTower,
@@ -37,6 +39,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaNextTower: LlavaNext,
     Idefics3Tower: Idefics3,
     InternVLTower: InternVL,
+    Llama4Tower: Llama4,
     Gemma3Tower: Gemma3,
     Qwen2Tower: Qwen2,
     Qwen2_5Tower: Qwen2_5,

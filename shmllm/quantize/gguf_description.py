@@ -93,7 +93,7 @@ def _experts(mixture: MoESpec) -> Values:
 
 
 def _windows(config: ModelConfig) -> list[int]:
-    return sorted({window for window in config.layer_windows if window is not None})
+    return sorted({window for window in config.layer_windows if isinstance(window, int)})
 
 
 def _main_rope(config: ModelConfig) -> RopeConfig | None:
@@ -127,9 +127,10 @@ def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
             length = rope.original_max_positions
             return {
                 FACTORS: llama3_factors(
-                    rope.theta, config.attentions[0].head_dim, rope.factor, length
+                    rope.theta, config.attentions[0].head_dim, rope.factor, length,
+                    rope.low_freq_factor, rope.high_freq_factor,
                 )
-            }
+            }  # fmt: skip
         if rope.type == "longrope":
             return {LONG_FACTORS: [*rope.long_factors], SHORT_FACTORS: [*rope.short_factors]}
     return {}
@@ -139,10 +140,18 @@ def _mistral3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     growth = config.attentions[0].growth
     if growth is None:
         return {}
-    rate, length = growth
     return {
-        "attention.temperature_scale": rate,
-        "rope.scaling.original_context_length": length,
+        "attention.temperature_scale": growth.rate,
+        "rope.scaling.original_context_length": growth.length,
+    }
+
+
+def _llama4(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    dense = [layer.mlp.inner for layer in config.layers if isinstance(layer.mlp, MLPSpec)]
+    sparse = [i for i, layer in enumerate(config.layers) if isinstance(layer.mlp, MoESpec)]
+    return {
+        "feed_forward_length": next(iter(dense), config.mixtures[0].inner),
+        "interleave_moe_layer_step": sparse[0] + 1,
     }
 
 
@@ -229,6 +238,7 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
 
 
 _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
+    "llama4": _llama4,
     "mistral3": _mistral3,
     "hunyuan-moe": _hunyuan_moe,
     "granite": _granite,

@@ -25,6 +25,7 @@ from shmllm.models.registry import find_family
 from shmllm.models.rope import attention_factor
 from shmllm.models.specs import LayerSpec
 from shmllm.quantize.gguf_description import Values, rope_tensors
+from shmllm_kernels.windows import Chunk
 
 _TOLERANCE = 1e-5
 
@@ -110,7 +111,8 @@ def _comparable_layer(layer: LayerSpec, config: ModelConfig) -> LayerSpec:
     if not isinstance(attention, AttentionSpec):
         return layer
     window, rope = attention.window, attention.rope
-    if window is not None and window >= config.max_position_embeddings:
+    size = window.size if isinstance(window, Chunk) else window
+    if size is not None and size >= config.max_position_embeddings:
         window = None
     if rope is not None:
         rope = replace(rope, attention_factor=attention_factor(rope), mscale=None)

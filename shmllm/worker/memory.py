@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, Self
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.kv_groups import (
+    ChunkedLocal,
     FullAttention,
     KVGroup,
     KVRule,
@@ -27,6 +28,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import KVHeads
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
+from shmllm_kernels.windows import Chunk, Window
 
 MIB = 2**20
 LONGEST_INTERVAL = 2**40
@@ -264,11 +266,16 @@ def layer_rules(
     """
     state = RecurrentState(-(-interval // block_size) * block_size)
 
-    def rules(heads: KVHeads | None, window: int | None, num_bytes: int) -> tuple[KVRule, ...]:
+    def rules(heads: KVHeads | None, window: Window | None, num_bytes: int) -> tuple[KVRule, ...]:
         kept: tuple[KVRule, ...] = () if num_bytes == 0 else (state,)
-        if heads is None:
-            return kept
-        return (FullAttention() if window is None or keeps_all else SlidingWindow(window), *kept)
+        return kept if heads is None else (rule(window), *kept)
+
+    def rule(window: Window | None) -> KVRule:
+        if window is None or keeps_all:
+            return FullAttention()
+        if isinstance(window, Chunk):
+            return ChunkedLocal(window.size)
+        return SlidingWindow(window)
 
     every = zip(model.layer_kv, model.layer_windows, model.layer_state_bytes, strict=True)
     return [rules(*layer) for layer in every]

@@ -13,6 +13,7 @@ from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import AttentionConfig
 from shmllm_kernels.reference.attention import paged_attention as plain_attention
 from shmllm_kernels.reference.rope_write import to_float8
+from shmllm_kernels.windows import Chunk, Window
 
 SMALL = AttentionConfig(16, 16, 4, 2)
 LONG = AttentionConfig(16, 128, 4, 2)
@@ -44,7 +45,7 @@ class Case:
     kv_heads: int = 2
     dim: int = 16
     block_size: int = 8
-    window: int | None = None
+    window: Window | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
     num_splits: int = 1
@@ -162,6 +163,7 @@ FEATURES = {
     "window": {"window": 7},
     "wide window": {"window": 18},
     "narrow window": {"window": 3},
+    "chunks": {"window": Chunk(7)},
     "cap": {"soft_cap": 0.7},
     "sinks": {"has_sinks": True},
     "window, cap and sinks": {"window": 7, "soft_cap": 2.0, "has_sinks": True},
@@ -185,6 +187,10 @@ def product_of_single_rows(a, b, dtype=None):
     """Multiply row by row, for the interpreter: the bits of a row of numpy's matmul depend on its
     index in the matrix."""
     return np.einsum("mk,kn->mn", a.astype(dtype), b.astype(dtype), optimize=False)
+
+
+def widened(window: Window, factor: int) -> Window:
+    return Chunk(window.size * factor) if isinstance(window, Chunk) else window * factor
 
 
 class AttentionConformance:
@@ -258,7 +264,7 @@ class AttentionConformance:
             alone.table = launch.table[index : index + 1]
             assert torch.equal(alone.run(), got[begin:end])
 
-    @pytest.mark.parametrize("window", [None, 11])
+    @pytest.mark.parametrize("window", [None, 11, Chunk(11)])
     def test_a_tokens_bits_do_not_depend_on_chunks(self, draw, dtype, window, monkeypatch):
         monkeypatch.setattr(np, "matmul", product_of_single_rows)
         case = Case(((37, 37),), window=window, masks_all=True)
@@ -274,7 +280,7 @@ class AttentionConformance:
     def test_a_long_context(self, draw, dtype, feature, splits):
         options = dict(FEATURES[feature])
         if "window" in options:
-            options["window"] *= 100
+            options["window"] = widened(options["window"], 100)
         if dtype is torch.float16 and splits == 4:
             return  # The interpreter is slow; float32 runs these cases.
         config = {"config": LONG, "num_splits": splits, "block_size": 16}
@@ -327,7 +333,7 @@ class AttentionConformance:
     def test_a_long_context_both_ways(self, draw, dtype, feature):
         options = {"config": LONG, "block_size": 16, **BOTH_WAYS[feature]}
         if "window" in options:
-            options["window"] *= 50
+            options["window"] = widened(options["window"], 50)
         Launch(draw, dtype, Case(((3, 1000), (40, 600)), 2, 1, **options)).check()
 
     def test_wrong_arguments_are_refused(self, draw, dtype):

@@ -15,6 +15,7 @@ from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention import MAX_TOKENS, decode_attention
 from shmllm_kernels.reference.attention import paged_attention
 from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth, rope_and_write, to_float8
+from shmllm_kernels.windows import Chunk, Window
 
 CONTEXTS = (1, 15, 16, 17, 33, 2)
 ONE = {}
@@ -64,7 +65,7 @@ class Decodes:
     growth: QueryGrowth | None = None
     over_row: bool = False
     gated: bool = False
-    window: int | None = None
+    window: Window | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
     num_splits: int = 1
@@ -207,7 +208,7 @@ class DecodeAttentionConformance:
     @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
     @pytest.mark.parametrize("num_splits", [1, 2])
     def test_queries_that_grow_with_their_position(self, draw, dtype, num_splits, new):
-        options = {"growth": QueryGrowth(0.5, 2), "num_splits": num_splits}
+        options = {"growth": QueryGrowth(0.5, 2, 1), "num_splits": num_splits}
         Step(draw, dtype, Decodes((9, 3), dim=24, rotary_dim=24, **options, **new)).check()
 
     @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
@@ -287,7 +288,7 @@ class DecodeAttentionConformance:
         case = Decodes(contexts, counts, count, config=config, num_splits=splits)
         Step(draw, dtype, case).check()
 
-    @pytest.mark.parametrize("window", [1, 2, 4, 21])
+    @pytest.mark.parametrize("window", [1, 2, 4, 21, Chunk(1), Chunk(4), Chunk(21)])
     @pytest.mark.parametrize("splits", [1, 2])
     def test_windows_within_the_new_tokens(self, draw, dtype, splits, window):
         case = Decodes((6, 90, 18), (6, 7, 1), 8, window=window, num_splits=splits)

@@ -301,6 +301,26 @@ class ExpertKernelsConformance:
         )  # fmt: skip
         assert_close(out, want.to(dtype), *tolerances(dtype))
 
+    def test_weights_multiply_what_experts_read(self, draw, dtype):
+        tokens, top_k, experts, hidden, inner = 40, 2, 4, 48, 24
+        x = draw.normal(tokens, hidden, dtype=dtype)
+        gate_up = draw.normal(experts, 2 * inner, hidden, dtype=dtype, scale=hidden**-0.5)
+        last = draw.normal(experts, hidden, inner, dtype=dtype, scale=inner**-0.5)
+        ids, weights = routed(draw.normal(tokens, experts, dtype=dtype), top_k, BY_SOFTMAX)
+        pairs = placed(tokens, top_k, experts, draw.device)
+        sort_pairs(pairs, ids, experts, SMALL.block_m)
+        activated = poisoned(tokens * top_k, inner, dtype=dtype, device=draw.device)
+        operands = activated, x, gate_up, None, "silu", top_k, pairs, SMALL
+        gate_and_up(*operands, gate_factors=weights)
+        rows = poisoned(tokens * top_k, hidden, dtype=dtype, device=draw.device)
+        down(rows, activated, last, None, top_k, pairs, SMALL)
+        out = poisoned(tokens, hidden, dtype=dtype, device=draw.device)
+        combine(WeightedSum(out, weights), rows)
+        operands = x.double(), ids.long(), weights.double(), gate_up.double(), last.double()
+        want = plain.experts(*operands, weighs_inputs=True)
+        assert_close(out, want.to(dtype), *tolerances(dtype))
+        assert (want - plain.experts(*operands)).abs().max() > 0.02
+
     @pytest.mark.parametrize("dim", [1, 40, 1025])
     @pytest.mark.parametrize("shared", ["none", "plain", "gated"])
     def test_combine(self, draw, dtype, dim, shared):

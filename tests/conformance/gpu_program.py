@@ -220,6 +220,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3},
     "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 48},
     "qwen3_moe": EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
+    "llama4": {
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 24,
+        "intermediate_size_mlp": 40,
+        "attention_chunk_size": 5,
+        "floor_scale": 4,
+        "no_rope_layer_interval": 2,
+    },
     "gpt_oss": {
         "head_dim": 16,
         "num_local_experts": 4,
@@ -365,7 +375,16 @@ class ProgramConformance:
             *(
                 slow(name, most)
                 for name, most in product(
-                    ("deepseek_v3", "gemma2", "gemma4", "gpt_oss", "mistral", "olmo2", "qwen3"),
+                    (
+                        "deepseek_v3",
+                        "gemma2",
+                        "gemma4",
+                        "gpt_oss",
+                        "llama4",
+                        "mistral",
+                        "olmo2",
+                        "qwen3",
+                    ),
                     (0, 5),
                 )
             ),

@@ -45,6 +45,7 @@ class Case:
         x: [tokens, hidden].
         ids, weights: the choices.
         gates: [tokens], or None.
+        weighs_inputs: whether weights multiply what experts read.
     """
 
     matrices: list[Rows]
@@ -55,12 +56,18 @@ class Case:
     ids: Tensor
     weights: Tensor
     gates: Tensor | None
+    weighs_inputs: bool = False
+
+    @property
+    def gate_factors(self) -> Tensor | None:
+        return self.weights if self.weighs_inputs else None
 
     def want(self) -> Tensor:
         x, (gate_up, last, first, own) = self.x.double(), self.values
         out = plain.experts(
-            x, self.ids.long(), self.weights.double(), gate_up, last, activation=self.activation
-        )
+            x, self.ids.long(), self.weights.double(), gate_up, last, activation=self.activation,
+            weighs_inputs=self.weighs_inputs,
+        )  # fmt: skip
         of_shared = activate(x @ first.T, self.activation, self.activation != "relu_squared")
         factor = 1.0 if self.gates is None else self.gates.double().sigmoid()[:, None]
         return out + factor * (of_shared @ own.T)
@@ -77,7 +84,7 @@ class Case:
             activation = Activation(self.activation, self.activation != "relu_squared")
             multiply_row(
                 activated, self.x, self.matrices[0], TILE, None, None, activation,
-                ids=self.ids[0], shared=shared,
+                ids=self.ids[0], shared=shared, gate_factors=self.gate_factors,
             )  # fmt: skip
             combine_products(total, activated, self.matrices[1], TILE, self.ids[0], shared=shared)
             return activated, total.out
@@ -86,7 +93,7 @@ class Case:
         sort_pairs(pairs, self.ids, EXPERTS, config.block_m)
         gate_and_up(
             activated, self.x, self.matrices[0], None, self.activation, TOP_K, pairs, config,
-            shared=shared,
+            shared=shared, gate_factors=self.gate_factors,
         )  # fmt: skip
         down(rows, activated, self.matrices[1], None, TOP_K, pairs, config, shared=shared)
         combine(total, rows, parts=parts)
@@ -140,6 +147,18 @@ class SharedExpertConformance:
             case.run(case.shared, WeightedSum(out, case.weights, None, case.gates, adds, 0.5))
             expected = before.double() + 0.5 * want if adds else want
             assert_close(out, expected.to(dtype), atol, rtol)
+
+    @pytest.mark.parametrize("tokens", [1, 8])
+    @pytest.mark.parametrize("kind", [None, "int4"])
+    def test_weights_of_inputs_leave_the_shared_expert_out(self, draw, dtype, tokens, kind):
+        case = case_of(draw, dtype, tokens, 1, kind, "silu", False)
+        plainly, case.weighs_inputs = case.want(), True
+        out, want = poisoned(*plainly.shape, dtype=dtype, device=draw.device), case.want()
+        atol, rtol = tolerances(dtype)
+        atol *= float(want.abs().max().clamp(min=1.0))
+        case.run(case.shared, WeightedSum(out, case.weights))
+        assert_close(out, want.to(dtype), atol, rtol)
+        assert (want - plainly).abs().max() > 5 * atol
 
     @pytest.mark.parametrize("tokens", [1, 3])
     @pytest.mark.parametrize("kind", [None, "int4"])

@@ -33,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     "kv-int8": {"kv_cache_dtype": "int8"},
 }
-TRANSPOSED = ("gpt2", "gpt_oss")
+TRANSPOSED = ("gpt2",)
 """Those whose matrices are stored transposed: they are not quantized."""
 QUICK_CASES = list(zip(("float32", "bfloat16", "float16"), QUICK, strict=False))
 CASES = [

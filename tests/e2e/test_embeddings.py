@@ -46,7 +46,9 @@ def hidden_states(model: Any, prompt: list[int]) -> torch.Tensor:
 @one_thread()
 @torch.inference_mode()
 def _hidden_states(model: Any, prompt: tuple[int, ...]) -> torch.Tensor:
-    states: torch.Tensor = model.base_model(torch.tensor([prompt])).last_hidden_state[0].double()
+    # Llama 4's class gives a wrong name for its body.
+    body = model.model if model.base_model is model else model.base_model
+    states: torch.Tensor = body(torch.tensor([prompt])).last_hidden_state[0].double()
     return states
 
 

@@ -1,4 +1,5 @@
-"""Layers with windows beside full ones: blocks behind the windows are freed, and no bit changes."""
+"""Layers with windows or chunks beside full ones: blocks that nothing reads any more are freed, and
+no bit changes."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ LAYERS = {
     "only-windows": [SLIDING, SLIDING, SLIDING],
 }
 """Models whose layers make two groups, six groups, and one."""
-FEW_BLOCKS = {"one-group-each": 110, "more-windows": 110, "only-windows": 20}
+CHUNKS = "chunks"
+"""The name of a model with chunks."""
+FEW_BLOCKS = {"one-group-each": 110, "more-windows": 110, "only-windows": 20, CHUNKS: 110}
 """The size of a pool that has room for about two of the longest requests."""
 BASE: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -36,20 +39,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def make(kind: str, directory: Path) -> ReferenceModel:
-    layers = LAYERS[kind]
-    model = make_model(
-        "qwen2",
-        directory,
-        num_hidden_layers=len(layers),
-        layer_types=layers,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        max_position_embeddings=1024,
-    )
+    if kind == CHUNKS:
+        model = make_model("llama4", directory, max_position_embeddings=1024)
+    else:
+        layers = LAYERS[kind]
+        model = make_model(
+            "qwen2",
+            directory,
+            num_hidden_layers=len(layers),
+            layer_types=layers,
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+            max_position_embeddings=1024,
+        )
     return ReferenceModel(model, directory, make_prompts(4096, longest=5 * WINDOW))
 
 
-KINDS = ["more-windows", slow("one-group-each"), slow("only-windows")]
+KINDS = ["more-windows", slow("one-group-each"), slow("only-windows"), slow(CHUNKS)]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -66,6 +66,7 @@ def families(*default: str) -> pytest.MarkDecorator:
         "qwen2_vl",
         "qwen2_5_vl",
         "mistral3",
+        "llama4",
     )
     marked = [name if name in default else slow(name) for name in names]
     return pytest.mark.parametrize("subject", marked, indirect=True)

@@ -84,6 +84,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     ),
     "olmoe": ("olmoe", EXPERTS, None),
     "gpt_oss": ("gpt_oss", GPT_OSS | {"rope_parameters": PLAIN}, None),
+    "llama4": (
+        "llama4",
+        {"num_hidden_layers": 5, "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16}
+        | {"intermediate_size": 24, "intermediate_size_mlp": 40, "interleave_moe_layer_step": 2},
+        None,
+    ),
     "gpt_oss yarn": (
         "gpt_oss",
         GPT_OSS | {"rope_parameters": YARN | {"truncate": False}},

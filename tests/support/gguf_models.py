@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "llama4_text": gguf.MODEL_ARCH.LLAMA4,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
@@ -488,6 +489,16 @@ def _of_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, A
         yield f"{name}.weight" if name.endswith("sinks") else name, values
 
 
+def _of_llama4(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter separates the columns of gates and ups."""
+    if name.endswith("gate_up_proj"):
+        yield from _halves(f"{name}.weight", "gate_up_proj", values.swapaxes(1, 2))
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", np.ascontiguousarray(values.swapaxes(1, 2))
+    else:
+        yield name, values
+
+
 def _of_qwen35_moe(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     if name.endswith("experts.gate_up_proj"):
         yield from _halves(f"{name}.weight", "gate_up_proj", values)
@@ -615,6 +626,7 @@ def _of_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str,
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
     "gemma3n_text": _of_gemma3n,
+    "llama4_text": _of_llama4,
     "gemma4_text": _of_gemma4,
     "granitemoehybrid": _of_granite_hybrid,
     "falcon_h1": _of_falcon_h1,
@@ -807,6 +819,13 @@ def _add_ernie_moe(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_shared_feed_forward_length(shared)
 
 
+def _add_llama4(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_experts(writer, config)
+    writer.add_feed_forward_length(config.intermediate_size_mlp)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
+
+
 def _add_exaone_moe(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_sigmoids(writer, config)
     _add_olmo3(writer, config)
@@ -954,6 +973,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "qwen3_moe": _add_experts,
     "olmoe": _add_experts,
     "gpt_oss": _add_experts,
+    "llama4_text": _add_llama4,
     "lfm2_moe": _add_lfm2_moe,
     "ministral3": _add_mistral3,
     "qwen3_5_text": _add_qwen35,

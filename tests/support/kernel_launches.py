@@ -443,7 +443,7 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
 
 def shared_experts(facts: dict[str, Any], key: str, capability: int) -> None:
     """Launch the mixture of DeepSeek-V2-Lite with its shared expert, which is as wide as two
-    others, for one token and for four, and also without a gate."""
+    others, for one token and for four, and also with weights of inputs, or without a gate."""
     count, top_k, hidden, inner, parts = 64, 6, 2048, 1408, 2
     is_dependent, tokens = capability >= 90, 4
     ids, pairs = empty(top_k, dtype=torch.int32), room(tokens * top_k, count)
@@ -451,15 +451,20 @@ def shared_experts(facts: dict[str, Any], key: str, capability: int) -> None:
     config = product_entry(key, 1, torch.bfloat16)
     x, weights = empty(tokens, hidden), empty(tokens, top_k, dtype=torch.float32)
     gates = empty(tokens, 3)[:, 1]
-    for name, halves in (("silu", 2), ("relu_squared", 1)):
+    for name, halves, factors in (
+        ("silu", 2, None),
+        ("silu", 2, weights),
+        ("relu_squared", 1, None),
+    ):
         gate_up = empty(count, halves * inner, hidden)
         shared = joined(empty(halves * parts * inner, hidden), own_last, (gate_up, last))
         assert shared is not None
         activated = empty(tokens * (top_k + parts), inner)
         facts |= {"dtype": "torch.bfloat16", "rows": 1, "experts": count} | asdict(config)
         gate_and_up(
-            activated, x, gate_up, None, name, top_k, pairs, config, None, is_dependent, shared
-        )
+            activated, x, gate_up, None, name, top_k, pairs, config, None, is_dependent, shared,
+            factors,
+        )  # fmt: skip
         out = empty(len(activated), hidden)
         down(out, activated, last, None, top_k, pairs, config, None, is_dependent, shared)
         facts.clear()
@@ -470,6 +475,7 @@ def shared_experts(facts: dict[str, Any], key: str, capability: int) -> None:
         multiply_row(
             activated[: top_k + parts], x[:1], gate_up, of_one, None, None, activation,
             is_dependent=is_dependent, ids=ids, shared=shared,
+            gate_factors=None if factors is None else factors[:1],
         )  # fmt: skip
         facts.clear()
         total = WeightedSum(x[:1], weights[:1], None, gates[:1], True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shmllm_kernels.cpu import KernelProgram
-from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES
+from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES, PairWeights
 from shmllm_kernels.cpu.memory import word_of_float
 from shmllm_kernels.cpu.routing import (
     BLOCK_WORDS,
@@ -40,6 +40,7 @@ class Experts:
     activation: str = "silu"
     dtype: torch.dtype = torch.float32
     x_dtype: torch.dtype = torch.float32
+    weighs_inputs: bool = False
 
     @classmethod
     def random(
@@ -157,7 +158,7 @@ class MoERun:
         operands = [address(logits), 4 * logits.shape[1], self.num_experts, self.top_k]
         places = [int(choice.divides_by_all), address(self._ids), address(self._weights)]
         ranks = torch.full((len(logits), self.num_experts + choice.num_groups), torch.nan)
-        has_ranks = choice.is_sigmoid or bias is not None or choice.num_groups > 1
+        has_ranks = bias is not None or choice.num_groups > 1
         groups = [choice.num_groups, choice.top_groups, choice.num_best]
         extra = [address(ranks) if has_ranks else 0, address(bias), *groups]
         count, factors = (
@@ -198,11 +199,13 @@ class MoERun:
         out, size = self._buffer(self.num_tokens, hidden), activated.element_size()
         x = x.to(e.x_dtype)
         scratch = torch.full((self.num_threads, SCRATCH_BYTES // 4), torch.nan)
+        weights = torch.tensor(PairWeights(address(self._ids), address(self._weights), self.top_k))
         blocks = [self._num_blocks.ctypes.data, address(self._blocks)]
         gate_up = [
             *blocks, address(x), size * hidden, address(activated), size * inner,
             address(e.gate_up), inner, hidden, address(e.gate_up_scale), address(e.gate_up_bias),
             address(self._tokens), address(scratch),
+            address(weights if e.weighs_inputs else None),
         ]  # fmt: skip
         down = [
             *blocks, address(activated), size * inner, address(rows), 4 * hidden, address(e.down),

@@ -28,6 +28,7 @@ WRITABLE: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"shared_expert_intermediate_size": 64},  # whole blocks
     "granite_moe_shared": {"shared_intermediate_size": 64},
     "minimax_m2": {"num_mtp_modules": 3},  # which a checkpoint has beside the model
+    "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192},  # a file cannot say others
     "olmoe": {"num_key_value_heads": 4},  # llama.cpp reads no others
 }
 """What differs from `make_model`, by its names of families."""

@@ -292,6 +292,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32}
         | {"head_dim": 16},
     ),
+    "llama4": (
+        "Llama4Text",
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16, "num_hidden_layers": 4}
+        | {"intermediate_size": 32, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2}
+        | {"attention_chunk_size": 72, "floor_scale": 32},
+    ),
     "gpt_oss": (
         "GptOss",
         {
@@ -331,7 +337,7 @@ DENSE = (
 WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
-    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe"),
+    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (

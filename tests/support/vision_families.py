@@ -86,6 +86,10 @@ _QWEN_IDS = {
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _TILES = ("<fake_token_around_image>", "<image>", "<global-img>", *_ROWS)
 _SOFT_MARKS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
+_LLAMA4_MARKS = (
+    *("<|image_start|>", "<|image_end|>"),
+    *("<|tile_x_separator|>", "<|tile_y_separator|>"),
+)
 _SQUARE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
 
 
@@ -313,6 +317,33 @@ FAMILIES = {
             "max_patches": 4,
             "min_patches": 1,
             "resample": BICUBIC,
+            "size": _SQUARE,
+        },
+    ),
+    "llama4": VisionFamily(
+        model="Llama4",
+        text=TEXT
+        | {"head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 96}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2}
+        | {"no_rope_layer_interval": 3, "attention_chunk_size": 24, "floor_scale": 16},
+        vision=VISION
+        | {"intermediate_size": 128, "projector_input_dim": 48, "projector_output_dim": 48}
+        | {"vision_output_dim": 48},
+        outer={},
+        marks=(*_CHATML, "<|image|>", "<|patch|>", *_LLAMA4_MARKS),
+        image="<|image|>",
+        ids={
+            "image_token_index": "<|patch|>",
+            "boi_token_index": "<|image_start|>",
+            "eoi_token_index": "<|image_end|>",
+        },
+        chat="<|image|>",
+        processor=("Llama4", "llama4"),
+        settings=HALF_MEAN
+        | {
+            "max_patches": 4,
+            "resample": BILINEAR,
+            "resize_to_max_canvas": False,
             "size": _SQUARE,
         },
     ),

@@ -25,6 +25,8 @@ from shmllm.params.items import Grid
 
 FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
+# Llama 4's class reads the attribute, which no class has, in transformers 5.24.
+transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
 
@@ -119,6 +121,8 @@ def pixel_inputs(
     Returns:
         The arguments of ``get_image_features`` and ``forward`` but for the tokens.
     """
+    if name == "llama4":  # transformers prepares its images with torchvision alone
+        return {"pixel_values": normalised(name, tiles)}
     if name.startswith("llava_next"):
         pixels = normalised(name, tiles)[None]
         return {"pixel_values": pixels, "image_sizes": torch.tensor([grid[1:]])}
@@ -147,6 +151,9 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
         [tiles, 3, height, width], float32.
     """
     settings = FAMILIES[name].settings
+    if name == "llama4":  # whose processor rounds every result to bfloat16
+        pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).bfloat16()
+        return pixels.mul(PREPARED["rescale_factor"]).sub(0.5).div(0.5).float()
     mean, std = (np.array(settings[key], np.float32) for key in ("image_mean", "image_std"))
     scaled = (tiles * PREPARED["rescale_factor"]).astype(np.float32)
     return torch.from_numpy(((scaled - mean) / std).transpose(0, 3, 1, 2))
@@ -169,6 +176,9 @@ def reference_embeddings(
         [embeddings, (1 + levels) * hidden]: an embedding, and its further levels behind it.
     """
     found = model.get_image_features(**pixel_inputs(model.vision_family, tiles, grid, **settings))
+    if model.vision_family == "llama4":
+        projected: Tensor = model.multi_modal_projector(found.last_hidden_state)
+        return projected.flatten(0, 1)
     main: Tensor = torch.cat(list(found.pooler_output))
     levels = getattr(found, "deepstack_features", None) or ()
     return torch.cat([main, *(torch.cat(list(each)) for each in levels)], -1)

@@ -89,7 +89,7 @@ RULES = {
         lazy_packages="PIL av huggingface_hub llguidance rich soundfile soxr torch transformers",
     ),
     "shmllm.quantize": Rule(
-        "errors formats frontend models",
+        "errors formats frontend models shmllm_kernels.windows",
         packages="gguf numpy tokenizers torch",
         lazy_packages="compressed_tensors",
     ),
@@ -111,9 +111,12 @@ RULES = {
         lazy_packages="peft torch transformers trl",
     ),
     "shmllm_kernels": Rule(),
+    "shmllm_kernels.windows": Rule(),
     "shmllm_kernels.cpu": Rule(packages="llvmlite numpy"),
-    "shmllm_kernels.reference": Rule(packages="torch numpy"),
-    "shmllm_kernels.gpu": Rule("shmllm_kernels.reference", packages="torch triton"),
+    "shmllm_kernels.reference": Rule("shmllm_kernels.windows", packages="torch numpy"),
+    "shmllm_kernels.gpu": Rule(
+        "shmllm_kernels.reference shmllm_kernels.windows", packages="torch triton"
+    ),
 }
 
 

@@ -259,7 +259,7 @@ Operands (addresses, if not marked as numbers; strides in bytes):
     5  out: float32 rows, [num_heads, head_dim]
     6  the stride of out (a number)
     7  the layer's cache, see `CacheLayout`
-    8  window: the number of positions that a token attends to, its own included; 0: all (a number)
+    8  window: where the keys of a token begin, see `windows.window_number` (a number)
     9  scratch memory of the first thread
     10 its stride from thread to thread, at least `scratch_bytes` (a number)
     11 cap: scaled scores become ``cap * tanh(score / cap)``; cap * log2(e), or 0 for none (a number

@@ -43,6 +43,7 @@ from shmllm_kernels.cpu.memory import (
 from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
 from shmllm_kernels.cpu.softmax import cap_scores, weigh_rounded, weigh_whole
 from shmllm_kernels.cpu.tile_instructions import AMX, LINE_BYTES
+from shmllm_kernels.cpu.windows import first_visible
 
 
 @emitted
@@ -79,8 +80,7 @@ def _end_of_keys(job, row):
 @compiled
 def _first_visible(job, row):
     """Returns the first position that a row of the tile attends to."""
-    position = job.tile.first_position + row // job.per_kv
-    return max(position - job.window + 1, 0) if job.window > 0 else 0
+    return first_visible(job.tile.first_position + row // job.per_kv, job.window)
 
 
 @compiled

@@ -60,7 +60,7 @@ class Job(NamedTuple):
     padded: the number of dimensions of the values, padded.
     key_line, value_line: from one pair of dimensions, or of values, to the next.
     num_steps: the number of steps of TILE_DIMS dimensions.
-    window: the number of positions that a token sees; 0: all.
+    window: see `windows.window_number`.
     cap: of scores, multiplied by log2(e); 0: none.
     """
 

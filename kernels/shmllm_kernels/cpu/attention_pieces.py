@@ -14,6 +14,7 @@ from shmllm_kernels.cpu.attention_blocks import QueryTile
 from shmllm_kernels.cpu.attention_state import SPLIT_KEYS
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import word
+from shmllm_kernels.cpu.windows import first_visible
 
 ROWS_PER_TILE = 48
 """The largest number of query rows in a tile, which share a chunk of keys while it is in the L1 and
@@ -88,7 +89,7 @@ def find_tile(step, requests, heads, window, ends, piece):
     num_queries = min(per_tile, count - first)
     position = word(word(requests, 2), request) - count + first
     first_token = word(word(requests, 0), request) + first
-    first_key = max(position - window + 1, 0) if window > 0 else 0
+    first_key = first_visible(position, window)
     last_key = position + num_queries - 1
     if ends != 0:
         ends += 8 * first_token

@@ -18,6 +18,7 @@ from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, word
 from shmllm_kernels.cpu.simd import LANES
 from shmllm_kernels.cpu.softmax import cap_scores, weigh
+from shmllm_kernels.cpu.windows import first_visible
 
 MAX_GROUP_ROWS = 6
 SCORES_BYTES = MAX_GROUP_ROWS * SCORES_STRIDE
@@ -55,14 +56,8 @@ class KeyChunk(NamedTuple):
     head_dim: int
     padded: int  # head_dim padded to whole vectors
     heads_per_kv: int
-    window: int  # 0: unlimited
+    window: int  # see `windows.window_number`
     cap: float  # of scores, multiplied by log2(e); 0: none
-
-
-@compiled
-def _first_visible(position, window):
-    """Returns the first position that the token at ``position`` attends to."""
-    return max(position - window + 1, 0) if window > 0 else 0
 
 
 @compiled
@@ -112,11 +107,11 @@ def _make_weigh_rows(num_rows: int):
                 )
         for i in range(num_rows):
             position = group.first_position + (group.row + i) // chunk.heads_per_kv
-            first_visible = _first_visible(position, chunk.window)
+            visible = first_visible(position, chunk.window)
             factors[i] = weigh(
                 group.scores + i * SCORES_STRIDE + 4 * LANES * first, end - first,
-                chunk.keys_per_vector, key - first_visible,
-                _end_of_keys(group, chunk, group.row + i) - first_visible,
+                chunk.keys_per_vector, key - visible,
+                _end_of_keys(group, chunk, group.row + i) - visible,
                 group.max_scores + 4 * i, group.weight_sums + 4 * LANES * i,
             )  # fmt: skip
 
@@ -163,7 +158,7 @@ def _make_attend_group(num_rows: int):
     @compiled
     def attend_group(group, chunk, kind):
         first_position = group.first_position + group.row // chunk.heads_per_kv
-        first_key = max(_first_visible(first_position, chunk.window), chunk.first_key)
+        first_key = max(first_visible(first_position, chunk.window), chunk.first_key)
         end_key = min(_end_of_keys(group, chunk, group.row + num_rows - 1), chunk.end_key)
         if first_key >= end_key:
             return

@@ -8,6 +8,8 @@ bits that a product of its expert alone would give it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from shmllm_kernels.cpu.expert_lora import add_to_block, has_adapters
@@ -38,6 +40,19 @@ SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 
 SILU, GELU_TANH, GPT_OSS, RELU_SQUARED = "silu", "gelu_tanh", "gpt_oss", "relu_squared"
 _LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
+
+
+class PairWeights(NamedTuple):
+    """The weights of pairs where these multiply what experts read: int64 words.
+
+    ids: the address of [tokens, top_k] int64, the experts of each token.
+    weights: the address of [tokens, top_k] float32.
+    top_k: the number of experts of each token.
+    """
+
+    ids: int
+    weights: int
+    top_k: int
 
 
 def _is_in_groups(x_kind: str) -> bool:
@@ -162,16 +177,32 @@ def _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_
 
 
 @compiled
+def _weigh_gate(weights, token, expert, gate, width):
+    """Multiplies the gate of a pair by its weight; `weights` is the address of `PairWeights`."""
+    values, top_k = floats(gate), word(weights, 2)
+    pair = token * top_k
+    while word(word(weights, 0), pair) != expert:
+        pair += 1
+    factor = floats(word(weights, 1))[pair]
+    for i in range(width):
+        values[i] *= factor
+
+
+@compiled
 def _activate_block(
     operands, piece, thread, num_threads, out, out_stride, x_kind, out_kind, activation
 ):  # fmt: skip
     """Writes the activation of what lies in the scratch memory."""
-    _, first, count = _block(operands, piece, num_threads, x_kind)
+    expert, first, count = _block(operands, piece, num_threads, x_kind)
     column, width = _chunk(operands, piece, num_threads, x_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
     target = out + first * out_stride + itemsize(out_kind) * column
     for row in range(count):
-        _activate(scratch + row * stride, width, target + row * out_stride, activation, out_kind)
+        own = scratch + row * stride
+        if word(operands, 13) != 0:
+            token = word(word(operands, 11), first + row)
+            _weigh_gate(word(operands, 13), token, expert, own, width)
+        _activate(own, width, target + row * out_stride, activation, out_kind)
 
 
 @compiled
@@ -186,7 +217,7 @@ def _gate_and_up(operands, piece, thread, num_threads, x_kind, kind, bias_kind, 
 @compiled
 def _adapt_block(operands, piece, thread, num_threads, x_kind, activation, lora_kind):
     """Adds what adapters add to gate and up in the scratch memory."""
-    adapters = word(operands, 13)
+    adapters = word(operands, 14)
     expert, first, count = _block(operands, piece, num_threads, x_kind)
     column, width = _chunk(operands, piece, num_threads, x_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
@@ -207,7 +238,7 @@ def _round_block(operands, piece, num_threads, x_kind):
     _, first, count = _block(operands, piece, num_threads, x_kind)
     column, width = _chunk(operands, piece, num_threads, x_kind)
     for row in range(first, first + count):
-        exact = floats(word(operands, 14) + row * word(operands, 15))
+        exact = floats(word(operands, 15) + row * word(operands, 16))
         out = word(operands, 4) + row * word(operands, 5)
         for i in range(column, column + width):
             put_number(out, i, exact[i], x_kind)
@@ -218,9 +249,9 @@ def _adapted_gate_and_up(
     operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation, lora_kind
 ):  # fmt: skip
     _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_kind, activation)
-    if has_adapters(word(operands, 13)):
+    if has_adapters(word(operands, 14)):
         _adapt_block(operands, piece, thread, num_threads, x_kind, activation, lora_kind)
-    exact, exact_stride = word(operands, 14), word(operands, 15)
+    exact, exact_stride = word(operands, 15), word(operands, 16)
     _activate_block(
         operands, piece, thread, num_threads, exact, exact_stride, x_kind, "float32", activation
     )  # fmt: skip
@@ -278,6 +309,7 @@ Operands (addresses; strides in bytes; all but x, out, weights and bias float32 
     9  scales of each expert or 0, see `products.Weights`, 10  bias [experts, 2 * inner] or 0
     11 tokens: int64, the row of x of each sorted pair
     12 scratch [threads, SCRATCH_BYTES]
+    13 `PairWeights`, by which gates are multiplied before SILU or GELU_TANH, or 0
 """
 
 DOWN = {kinds: Kernel(_PIECES[kinds[0]], _down, *kinds) for kinds in _KINDS}
@@ -296,9 +328,9 @@ ADAPTED_GATE_AND_UP = {
 """Kernels by the keys of GATE_AND_UP and the dtype name of adapters' matrices, which add what these
 add to gate and up. Operands: those of GATE_AND_UP, then
 
-    13 `expert_lora.ExpertAdapters`
-    14 exact [pairs, inner] float32, the activation before it is rounded; out if that is float32
-    15 its stride
+    14 `expert_lora.ExpertAdapters`
+    15 exact [pairs, inner] float32, the activation before it is rounded; out if that is float32
+    16 its stride
 """
 
 ADAPTED_DOWN = {

@@ -297,20 +297,22 @@ def _grow(operands, piece, thread, num_threads):
     x, stride, width, positions = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
-    rate, length = float_of_word(word(operands, 5)), word(operands, 6)
+    rate, length, offset = (
+        float_of_word(word(operands, 5)), word(operands, 6), word(operands, 7),
+    )  # fmt: skip
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
-        steps = np.float32(word(positions, row) // length + 1)
+        steps = np.float32((word(positions, row) + offset) // length + 1)
         values, factor = floats(x + row * stride), np.float32(1.0) + rate * math.log(steps)
         for i in range(width):
             values[i] *= factor
 
 
 GROW = Kernel(count_pieces, _grow)
-"""``x *= 1 + rate * log(1 + floor(position / length))``, in place.
+"""``x *= 1 + rate * log(1 + floor((position + offset) / length))``, in place.
 
 Operands: address of the number of rows; x, its stride in bytes, and the width of its rows;
-positions int64 [rows]; rate, a number from `word_of_float`; length.
+positions int64 [rows]; rate, a number from `word_of_float`; length; offset.
 """
 
 

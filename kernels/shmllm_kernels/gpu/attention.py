@@ -18,6 +18,7 @@ from torch import Tensor
 from shmllm_kernels.gpu.attention_kernels import LOG2_E, attend, merge_splits
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.float8 import as_stored
+from shmllm_kernels.windows import Window, window_number
 
 MAX_HEAD_DIM = 512
 
@@ -59,7 +60,7 @@ def paged_attention(
     context_lens: Tensor,
     config: AttentionConfig,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     num_splits: int = 1,
@@ -86,7 +87,8 @@ def paged_attention(
             ``query`` included.
         config: tile sizes and numbers of warps, from `configs.attention_config`.
         scale: the factor of the scores.
-        window: the number of positions up to its own that a token attends to; None: all of them.
+        window: the number of positions up to its own that a token attends to, or the chunk that
+            they are in; None: all of them.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: [num_heads], query's dtype: scores without a value, which join the softmax's
             denominator; None: there are none.
@@ -145,7 +147,7 @@ def paged_attention(
         ends,
         requests,
         *scales_of(scale, soft_cap),
-        0 if window is None else window,
+        window_number(window),
         *out.stride()[:2],
         *query.stride()[:2],
         *key_cache.stride()[:3],

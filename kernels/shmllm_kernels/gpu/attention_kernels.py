@@ -34,6 +34,14 @@ def find_request(starts_ptr, tile, num_requests, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
+def first_visible(positions, window):
+    """Returns the first keys that tokens at some positions attend to; `window` is a result of
+    `windows.window_number`, but not 0."""
+    size = tl.maximum(-window, 1)
+    return tl.where(window < 0, positions // size * size, tl.maximum(positions - window + 1, 0))
+
+
+@triton.jit
 def load_tile(
     keys, keys_begin, keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride,
     IS_MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
@@ -66,8 +74,8 @@ def load_tile(
 
 @triton.jit
 def attend_to_tile(
-    sums, peak, total, query, key, value, keys, positions, last_keys, keys_begin, keys_end, scale,
-    cap, window, IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    sums, peak, total, query, key, value, keys, first_keys, last_keys, keys_begin, keys_end, scale,
+    cap, IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
 ):  # fmt: skip
     """Updates the online softmax of all rows with the keys of one tile, as the cache has them."""
     key = from_cache(key, query.dtype, query.shape[0])
@@ -78,7 +86,7 @@ def attend_to_tile(
         visible = ((keys >= keys_begin) & (keys < keys_end))[None, :]
         visible &= keys[None, :] <= last_keys[:, None]
         if HAS_WINDOW:
-            visible &= keys[None, :] > positions[:, None] - window
+            visible &= keys[None, :] >= first_keys[:, None]
         scores = tl.where(visible, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, axis=1))
     # In a row whose keys were all masked so far, subtract 0 from minus infinity.
@@ -93,13 +101,14 @@ def attend_to_tile(
 
 @triton.jit
 def attend_tiles(
-    sums, peak, total, query, positions, last_keys, first_tile, last_tile, keys_begin, keys_end,
-    key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+    sums, peak, total, query, first_keys, last_keys, first_tile, last_tile, keys_begin, keys_end,
+    key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
     IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
     """Updates the online softmax of all rows with the keys of some tiles. Without IS_MASKED every
-    row attends to all these keys. A row's last key is at its own position, or behind it."""
+    row attends to all these keys. A row's last key is at its own position, or behind it; its first
+    one only counts with HAS_WINDOW."""
     for tile in range(first_tile, last_tile):
         keys = tile * TILE + tl.arange(0, TILE)
         key, value = load_tile(
@@ -107,8 +116,8 @@ def attend_tiles(
             IS_MASKED, BLOCK_SIZE, DIM, DIM_PADDED,
         )  # fmt: skip
         sums, peak, total = attend_to_tile(
-            sums, peak, total, query, key, value, keys, positions, last_keys, keys_begin, keys_end,
-            scale, cap, window, IS_MASKED, HAS_WINDOW, HAS_CAP,
+            sums, peak, total, query, key, value, keys, first_keys, last_keys, keys_begin, keys_end,
+            scale, cap, IS_MASKED, HAS_WINDOW, HAS_CAP,
         )  # fmt: skip
     return sums, peak, total
 
@@ -186,8 +195,9 @@ def attend(
         keys_end = tl.max(ends, axis=0)
         last_keys = ends - 1
     keys_begin = tile * 0
+    first_keys = first_visible(positions, window) if HAS_WINDOW else positions
     if HAS_WINDOW:
-        keys_begin = tl.maximum(first_position - window + 1, 0)
+        keys_begin = first_visible(first_position, window)
     lowest = keys_begin // TILE
     highest = tl.cdiv(keys_end, TILE)
     if IS_SPLIT:
@@ -215,23 +225,23 @@ def attend(
         # From from_tile to to_tile every row attends to every key.
         from_tile = lowest
         if HAS_WINDOW:
-            from_tile = tl.cdiv(tl.maximum(positions_end - window, 0), TILE)
+            from_tile = tl.cdiv(first_visible(positions_end - 1, window), TILE)
             from_tile = tl.minimum(tl.maximum(from_tile, lowest), highest)
             sums, peak, total = attend_tiles(
-                sums, peak, total, query, positions, last_keys, lowest, from_tile, keys_begin,
+                sums, peak, total, query, first_keys, last_keys, lowest, from_tile, keys_begin,
                 keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
-                window, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+                True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
         common_end = first_position + 1
         if HAS_ENDS:
             common_end = tl.min(tl.where(is_row, ends, keys_end), axis=0)
         to_tile = tl.minimum(tl.maximum(common_end // TILE, from_tile), highest)
         sums, peak, total = attend_tiles(
-            sums, peak, total, query, positions, last_keys, from_tile, to_tile, keys_begin,
-            keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+            sums, peak, total, query, first_keys, last_keys, from_tile, to_tile, keys_begin,
+            keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
             False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     sums, peak, total = attend_tiles(
-        sums, peak, total, query, positions, last_keys, to_tile, highest, keys_begin, keys_end,
-        key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap, window,
+        sums, peak, total, query, first_keys, last_keys, to_tile, highest, keys_begin, keys_end,
+        key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
         True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
     # fmt: on
 

@@ -39,6 +39,7 @@ from shmllm_kernels.gpu.rope_write import weights_of
 from shmllm_kernels.gpu.rotated_heads import norm_order
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
+from shmllm_kernels.windows import Window, window_number
 
 MAX_TOKENS = 16
 """The most tokens of a request in a step, whose keys are one operand of a product."""
@@ -61,7 +62,7 @@ def decode_attention(
     sin: Tensor | None = None,
     norms: HeadNorms | None = None,
     interleaved: bool = False,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     num_splits: int = 1,
@@ -179,7 +180,7 @@ def decode_attention(
             0.0 if norms is None else norms.eps,
             0.0 if norms is None else norms.offset,
         ),
-        0 if window is None else window,
+        window_number(window),
         HeadStrides(
             out.stride(0),
             heads.stride(0),

@@ -17,6 +17,7 @@ from shmllm_kernels.gpu.attention_kernels import (
     LOG2_E,
     attend_tiles,
     attend_to_tile,
+    first_visible,
     load_tile,
 )
 from shmllm_kernels.gpu.decode_keys import attend_to_new, load_cached
@@ -189,7 +190,7 @@ def attend_part(
     Args:
         part: the part.
         layer, strides, numbers, memory: see their classes.
-        window: see `paged_attention`.
+        window: see `windows.window_number`.
         gates: see their class; None: there are none.
         growth: the factor of queries, see `QueryGrowth`; None: they have none.
         ahead: the weights that the cache is asked for; None: none.
@@ -220,12 +221,12 @@ def attend_part(
     slot = tl.load(layer.slots + token + new, mask=is_new, other=-1)[:, None]
     place = slot // BLOCK_SIZE * strides.block + slot % BLOCK_SIZE * strides.token + dims[None, :]
     is_stored = (dims < DIM)[None, :] & (slot >= 0)
-    first_keys = lowest * TILE + tl.arange(0, TILE)
+    tile_keys = lowest * TILE + tl.arange(0, TILE)
     # A first tile that integer operations convert would spill in the loop behind it.
     HAS_FIRST: tl.constexpr = LOADS_FIRST and not converts_slowly(layer.key_cache.dtype.element_ty)
     if HAS_FIRST:
         first_key, first_value = load_tile(
-            first_keys, part.keys_begin, position, key_ptr, value_ptr, table_ptr, strides.block,
+            tile_keys, part.keys_begin, position, key_ptr, value_ptr, table_ptr, strides.block,
             strides.token, True, BLOCK_SIZE, DIM, DIM_PADDED,
         )  # fmt: skip
     if IS_DEPENDENT:
@@ -297,17 +298,17 @@ def attend_part(
         peak = tl.where(is_first, sinks, float("-inf"))
         total = tl.where(is_first, 1.0, total)
     positions = position + rows // HEADS_PER_KV
+    first_keys = first_visible(positions, window) if HAS_WINDOW else positions
     if HAS_FIRST:
         sums, peak, total = attend_to_tile(
-            sums, peak, total, query, first_key, first_value, first_keys, positions, positions,
-            part.keys_begin, position, numbers.scale, numbers.cap, window, True, HAS_WINDOW,
-            HAS_CAP,
+            sums, peak, total, query, first_key, first_value, tile_keys, first_keys, positions,
+            part.keys_begin, position, numbers.scale, numbers.cap, True, HAS_WINDOW, HAS_CAP,
         )  # fmt: skip
         lowest += 1
     sums, peak, total = attend_tiles(
-        sums, peak, total, query, positions, positions, lowest, part.highest, part.keys_begin,
+        sums, peak, total, query, first_keys, positions, lowest, part.highest, part.keys_begin,
         position, key_ptr, value_ptr, table_ptr, strides.block, strides.token, numbers.scale,
-        numbers.cap, window, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
+        numbers.cap, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
     )  # fmt: skip
     output = OutputRows(
         layer.out + token * strides.out + kv_head * (HEADS_PER_KV * DIM),
@@ -322,8 +323,8 @@ def attend_part(
     new_key = from_cache(new_key, dtype, multiplied)
     new_value = from_cache(new_value, dtype, multiplied)
     sums, peak, total = attend_to_new(
-        sums, peak, total, query, new_key, new_value, position, positions, num_seen, numbers.scale,
-        numbers.cap, window, HAS_WINDOW, HAS_CAP, NEW_KEYS,
+        sums, peak, total, query, new_key, new_value, position, first_keys, positions, num_seen,
+        numbers.scale, numbers.cap, HAS_WINDOW, HAS_CAP, NEW_KEYS,
     )  # fmt: skip
 
     if NUM_SPLITS == 1:

@@ -42,8 +42,8 @@ def load_cached(key_ptr, value_ptr, place, is_element):
 
 @triton.jit
 def attend_to_new(
-    sums, peak, total, query, new_key, new_value, position, positions, num_seen, scale, cap, window,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, NEW_KEYS: tl.constexpr,
+    sums, peak, total, query, new_key, new_value, position, first_keys, positions, num_seen, scale,
+    cap, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, NEW_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Updates the online softmax of all rows with the first `num_seen` of the new keys,
     [NEW_KEYS, DIM_PADDED], which begin at `position`. A row sees those up to its own position."""
@@ -55,7 +55,7 @@ def attend_to_new(
     else:
         keys = position + tl.arange(0, NEW_KEYS)
         sums, peak, total = attend_to_tile(
-            sums, peak, total, query, tl.trans(new_key), new_value, keys, positions, positions,
-            position, position + num_seen, scale, cap, window, True, HAS_WINDOW, HAS_CAP,
+            sums, peak, total, query, tl.trans(new_key), new_value, keys, first_keys, positions,
+            position, position + num_seen, scale, cap, True, HAS_WINDOW, HAS_CAP,
         )  # fmt: skip
     return sums, peak, total

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from shmllm_kernels.gpu.attention_kernels import first_visible
 from shmllm_kernels.gpu.decode_rows import places_of
 from shmllm_kernels.gpu.functions import sigmoid
 
@@ -71,7 +72,7 @@ def tiles_of(
     A part has at least FEWEST_KEYS, but for the last one."""
     keys_begin = position * 0
     if HAS_WINDOW:
-        keys_begin = tl.maximum(position - window + 1, 0)
+        keys_begin = first_visible(position, window)
     lowest = keys_begin // TILE
     highest = tl.cdiv(position, TILE)
     num_parts = position * 0 + 1

@@ -30,6 +30,7 @@ from shmllm_kernels.gpu.norm import add_normed
 from shmllm_kernels.gpu.rotated_heads import NORM_BEFORE
 from shmllm_kernels.gpu.row_configs import DecoderConfig
 from shmllm_kernels.gpu.row_operands import Activation
+from shmllm_kernels.windows import Window, window_number
 
 ALIGNMENT = 16
 """What the addresses of operands are divisible by, in bytes."""
@@ -64,7 +65,7 @@ class LayerOperands:
         slots: [tokens] int64.
         cos, sin: [tokens, rotary_dim], or None: nothing is rotated.
         query_norm, key_norm: [dim], the weights of norms of each head, or None.
-        window: the number of positions that a token attends to; None: all.
+        window: see `paged_attention`.
     """
 
     mixer_norm: Tensor
@@ -87,7 +88,7 @@ class LayerOperands:
     sin: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    window: int | None
+    window: Window | None
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -359,4 +360,4 @@ def _row(layer: LayerOperands, cos: Tensor | None, sin: Tensor | None) -> list[i
         assert name in MAY_LIE_ANYWHERE or address % ALIGNMENT == 0, f"{name} is not aligned"
         assert name in NEED_NOT_BE_CONTIGUOUS or tensor is None or tensor.is_contiguous(), name
         row.append(address)
-    return [*row, NO_WINDOW if layer.window is None else layer.window]
+    return [*row, NO_WINDOW if layer.window is None else window_number(layer.window)]

@@ -17,6 +17,7 @@ from shmllm_kernels.gpu.experts_kernel import multiply_down, multiply_gate_and_u
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks
 from shmllm_kernels.gpu.products import check_rows, memory_of, options, strides_of
+from shmllm_kernels.gpu.row_operands import check_gate_factors
 from shmllm_kernels.gpu.shared_expert import (
     SharedExpert,
     parts_of,
@@ -39,6 +40,7 @@ def gate_and_up(
     adapters: PairAdapters | None = None,
     is_dependent: bool = False,
     shared: SharedExpert | None = None,
+    gate_factors: Tensor | None = None,
 ) -> None:
     """Writes the activation of each pair's product with gate and up of its expert, or, for
     "relu_squared", with up alone.
@@ -61,6 +63,8 @@ def gate_and_up(
             next one before this one has; see `down`. The GPU must have compute capability 9.0.
         shared: a shared expert that this launch computes, too, for at most ``config.block_m``
             tokens, without biases and adapters; None: there is none, or it is computed elsewhere.
+        gate_factors: [tokens, top_k] float32, contiguous, what the gate of each pair is multiplied
+            by before "silu" or "gelu_tanh"; None: nothing.
 
     One launch a layer. It reads the weights of the chosen experts once for each block: with 8 of
     128 experts of 2 * 768 x 2048 in bfloat16, 50 MB for one token, 12 us at 4.3 TB/s; 805 MB, 190
@@ -73,6 +77,7 @@ def gate_and_up(
     assert out.shape == (num_rows, inner), "out: a row for each pair, as wide as the activation"
     assert activation in ACTIVATIONS, f"no activation {activation!r}"
     _check(out, x, weight, bias)
+    check_gate_factors(gate_factors, num_pairs, activation)
     if num_pairs == 0:
         return
     columns_at_once = config.block_n // 2 if is_gated else config.block_n
@@ -92,6 +97,7 @@ def gate_and_up(
         *strides_of(weight),
         operands_of(adapters, x.dtype),
         rows_of_gate_and_up(shared, len(x)),
+        gate_factors,
         TOP_K=top_k,
         PARTS=parts,
         NAME=activation,

@@ -35,6 +35,7 @@ def multiply_gate_and_up(
     parameters_stride,
     adapters,
     shared,
+    gate_factors_ptr,
     TOP_K: tl.constexpr,
     PARTS: tl.constexpr,
     NAME: tl.constexpr,
@@ -55,7 +56,7 @@ def multiply_gate_and_up(
     expert, pairs, rows, is_row = block_of(index, blocks_ptr, pairs_ptr, BLOCK_M)
     if part >= num_blocks + PARTS:
         return
-    tokens = pairs // TOP_K
+    tokens, is_pair = pairs // TOP_K, is_row & (part >= PARTS)
     # Columns of gate and up in turn, so that the tile splits into both.
     halves = tl.arange(0, BLOCK_N)
     columns = tl.program_id(1) * (BLOCK_N // 2) + halves // 2
@@ -86,6 +87,8 @@ def multiply_gate_and_up(
             BLOCK_N,
         )  # fmt: skip
     gate, up = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_N // 2, 2)))
+    if gate_factors_ptr is not None:
+        gate *= tl.load(gate_factors_ptr + pairs, mask=is_pair, other=1.0)[:, None]
     if NAME != "gpt_oss":
         value = active(gate, NAME) * up
     else:
@@ -115,6 +118,7 @@ def multiply_up(
     parameters_stride,
     adapters,
     shared,
+    gate_factors_ptr,
     TOP_K: tl.constexpr,
     PARTS: tl.constexpr,
     NAME: tl.constexpr,

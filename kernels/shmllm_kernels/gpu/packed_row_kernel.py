@@ -16,6 +16,7 @@ from shmllm_kernels.gpu.single_row_kernel import (
     begin,
     finished,
     load_factors,
+    load_gate_factor,
     load_if,
     multiplied,
     rows_of_columns,
@@ -72,6 +73,7 @@ def multiply_packed_row(
     offset,
     scale,
     shared,
+    gate_factors_ptr,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
@@ -109,6 +111,7 @@ def multiply_packed_row(
 
     before = load_if(ADDS, out_ptr + columns, is_column)
     factors = load_factors(factors_ptr, columns, is_column)
+    gate_factor = load_gate_factor(gate_factors_ptr, choice, CHOICES)
     total = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
     up_total = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
     squares = tl.zeros((32, BLOCK_N * RUNS), tl.float32)
@@ -132,6 +135,8 @@ def multiply_packed_row(
     up_product = product
     if IS_GATED:
         up_product = by_column(up_total, BLOCK_N, RUNS) * factor
+    if gate_factors_ptr is not None:
+        product *= gate_factor
     result = finished(
         product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
     )

@@ -148,4 +148,5 @@ def normed_value(value, eps, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
 @triton.jit
 def query_factor(position, growth):
     """Returns the factor of queries of some positions; see `QueryGrowth`."""
-    return 1.0 + growth.rate * tl.log(1.0 + (position // growth.length).to(tl.float32))
+    steps = (position + growth.offset) // growth.length
+    return 1.0 + growth.rate * tl.log(1.0 + steps.to(tl.float32))

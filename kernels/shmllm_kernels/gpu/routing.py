@@ -120,7 +120,8 @@ def choose(
     is_nan = logits != logits
     largest = tl.max(tl.where(is_nan, float("-inf"), logits), axis=1)[:, None]
     shares = sigmoid(logits) if IS_SIGMOID else tl.exp(logits - largest)
-    ranks = shares if IS_SIGMOID else logits
+    # Logits differ where their sigmoids are both 1.
+    ranks = shares if IS_SIGMOID and (HAS_BIAS or NUM_GROUPS > 1) else logits
     BY_SHARES: tl.constexpr = HAS_BIAS and not IS_SIGMOID
     if BY_SHARES:
         every = tl.sum(tl.where(inside & (shares == shares), shares, 0.0), axis=1)[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -95,6 +96,15 @@ def check_factors(factors: Tensor | None, out: Tensor, adds: bool) -> None:
         assert factors.dtype is out.dtype, "factors and out have one dtype"
         assert factors.stride(1) == 1, "rows of factors must be contiguous"
         assert not adds, "a product with factors is not added to out"
+
+
+def check_gate_factors(factors: Tensor | None, num_pairs: int, activation: str | None) -> None:
+    """Asserts that the gates of so many pairs can be multiplied by some factors."""
+    if factors is not None:
+        assert factors.numel() == num_pairs, "gate_factors: one for each pair"
+        assert factors.dtype is torch.float32, "gate_factors are float32"
+        assert factors.is_contiguous(), "gate_factors must be contiguous"
+        assert activation in ("silu", "gelu_tanh"), f"{activation} has no gate of its own"
 
 
 def check_product(out: Tensor, x: Tensor, height: int, k: int, bias: Tensor | None) -> None:

@@ -162,6 +162,16 @@ def load_factors(factors_ptr, places, mask):
 
 
 @triton.jit
+def load_gate_factor(gate_factors_ptr, choice, CHOICES: tl.constexpr):
+    """Returns what the gate of a choice is multiplied by, if there is anything; that of a part of a
+    shared expert stays."""
+    factor = 1.0
+    if gate_factors_ptr is not None:
+        factor = tl.load(gate_factors_ptr + choice, mask=choice < CHOICES, other=1.0)
+    return factor
+
+
+@triton.jit
 def multiplied(result, factors_ptr, factors, dtype: tl.constexpr):
     """Returns a result, which is rounded before, times its factors, if there are any."""
     if factors_ptr is not None:
@@ -187,6 +197,7 @@ def multiply_single_row(
     offset,
     scale,
     shared,
+    gate_factors_ptr,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ADDS: tl.constexpr,
@@ -222,6 +233,7 @@ def multiply_single_row(
 
     before = load_if(ADDS, out_ptr + columns, is_column)
     factors = load_factors(factors_ptr, columns, is_column)
+    gate_factor = load_gate_factor(gate_factors_ptr, choice, CHOICES)
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up_total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
@@ -247,6 +259,8 @@ def multiply_single_row(
     up_product = product
     if IS_GATED:
         up_product = tl.sum(up_total + up.to(tl.float32) * x[None, :], axis=1) * factor
+    if gate_factors_ptr is not None:
+        product *= gate_factor
     result = finished(
         product, up_product, bias, up_bias, before, scale, dtype, NAME, IS_GATED, ADDS, HAS_EXPERTS
     )

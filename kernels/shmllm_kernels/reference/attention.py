@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from shmllm_kernels.windows import Chunk, Window
+
 
 def paged_attention(
     query: Tensor,
@@ -16,7 +18,7 @@ def paged_attention(
     query_starts: Tensor,
     context_lens: Tensor,
     scale: float,
-    window: int | None = None,
+    window: Window | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     ends: Tensor | None = None,
@@ -24,7 +26,8 @@ def paged_attention(
     """Computes the attention of each request's last tokens over its tokens so far.
 
     A token at position p attends to the keys of positions max(0, p - window + 1) to p, or to its
-    end. Scores are ``scale * query . key``. Cache slots without a token are not read.
+    end; with chunks, from the multiple of their size at or before p on. Scores are ``scale * query
+    . key``. Cache slots without a token are not read.
 
     Args:
         query: [tokens, num_heads, dim]; head h reads kv head h // (num_heads / num_kv_heads).
@@ -35,7 +38,8 @@ def paged_attention(
         context_lens: [requests], the number of each request's tokens so far, those of ``query``
             included.
         scale: the factor of the scores.
-        window: the number of positions up to its own that a token attends to; None: all of them.
+        window: the number of positions up to its own that a token attends to, or the chunk that
+            they are in; None: all of them.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: [num_heads], scores without a value, which join the softmax's denominator; None:
             there are none.
@@ -72,9 +76,13 @@ def paged_attention(
     return out
 
 
-def _hidden(query_len: int, context: int, window: int | None, ends: Tensor | None) -> Tensor:
+def _hidden(query_len: int, context: int, window: Window | None, ends: Tensor | None) -> Tensor:
     """Returns [query_len, context] bool: the keys that each token must not attend to."""
     tokens = torch.arange(context - query_len, context)[:, None]
     keys = torch.arange(context)[None, :]
     hidden = keys > tokens if ends is None else keys >= ends.cpu()[:, None]
-    return hidden if window is None else hidden | (keys <= tokens - window)
+    if window is None:
+        return hidden
+    if isinstance(window, Chunk):
+        return hidden | (keys < tokens // window.size * window.size)
+    return hidden | (keys <= tokens - window)

@@ -61,8 +61,9 @@ def route(
         The experts [tokens, top_k] int64, in ascending order, and their weights [tokens, top_k] in
         the dtype of the logits.
     """
-    if choice.is_sigmoid:
-        shares = ranks = logits.sigmoid()
+    if choice.is_sigmoid:  # logits differ where their sigmoids are both 1
+        shares = logits.sigmoid()
+        ranks = logits if bias is None and choice.num_groups == 1 else shares
     else:
         shares = (logits - _ordered(logits).amax(-1, keepdim=True)).exp()
         ranks = logits if bias is None else shares / shares.nansum(-1, keepdim=True)
@@ -116,6 +117,7 @@ def experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     activation: str = "silu",
+    weighs_inputs: bool = False,
 ) -> Tensor:
     """Returns the weighted sum of each token's experts, added in ascending order.
 
@@ -129,6 +131,7 @@ def experts(
         down_bias: [experts, hidden] or None.
         activation: "silu" or "gelu_tanh", with all columns of gate before those of up, "gpt_oss",
             or "relu_squared" of up alone.
+        weighs_inputs: whether weights multiply what experts read, and not what they return.
 
     Returns:
         [tokens, hidden].
@@ -136,7 +139,8 @@ def experts(
     out = torch.zeros_like(x)
     for expert in range(len(gate_up)):
         tokens, choices = torch.nonzero(ids == expert, as_tuple=True)
-        inner = x[tokens] @ gate_up[expert].T
+        own = weights[tokens, choices, None]
+        inner = (x[tokens] * own if weighs_inputs else x[tokens]) @ gate_up[expert].T
         if gate_up_bias is not None:
             inner = inner + gate_up_bias[expert]
         is_gated = activation != "relu_squared"
@@ -145,5 +149,5 @@ def experts(
         rows = active @ down[expert].T
         if down_bias is not None:
             rows = rows + down_bias[expert]
-        out[tokens] += weights[tokens, choices, None] * rows
+        out[tokens] += rows if weighs_inputs else own * rows
     return out

@@ -32,14 +32,16 @@ class HeadNorms(NamedTuple):
 
 
 class QueryGrowth(NamedTuple):
-    """The factor of queries, ``1 + rate * log(1 + floor(position / length))`` (Llama 4).
+    """The factor of queries, ``1 + rate * log(1 + floor((position + offset) / length))`` (Llama 4).
 
     rate: the factor of the logarithm.
     length: the number of positions that have the same factor.
+    offset: added to positions.
     """
 
     rate: float
     length: int
+    offset: int = 0
 
 
 def rope_and_write(
@@ -104,7 +106,7 @@ def rope_and_write(
 
 def query_factors(positions: Tensor, growth: QueryGrowth) -> Tensor:
     """Returns the factor of the queries of each position, [tokens] float32."""
-    return 1 + growth.rate * torch.log1p((positions // growth.length).float())
+    return 1 + growth.rate * torch.log1p(((positions + growth.offset) // growth.length).float())
 
 
 def to_float8(x: Tensor) -> Tensor:

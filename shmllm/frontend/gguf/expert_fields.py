@@ -22,6 +22,8 @@ from shmllm.frontend.gguf.metadata import Metadata
 SIGMOIDS = 2
 """The value of ``expert_gating_func`` for experts that are chosen by sigmoids."""
 SHARED_WIDTH = "expert_shared_feed_forward_length"
+_WITHOUT_NORMS = 128
+"""The number of experts of the Llama 4 that has no norms of queries and keys (Maverick)."""
 
 
 def experts(known: Metadata, count: str) -> Json:
@@ -117,6 +119,26 @@ def _gpt_oss(known: Metadata, config: Json) -> Json:
         # These models do not round the range of yarn, which files have no key for.
         scaling |= {"truncate": False}
     return fields | {"rope_scaling": scaling}
+
+
+def _llama4(known: Metadata, config: Json) -> Json:
+    """A file says neither how long chunks are, nor whether queries and keys have norms."""
+    check_one_base(known)
+    if known.find(WINDOW) == 0:
+        raise known.header.error(f"Llama 4 without chunks ({WINDOW} 0) is not supported")
+    kinds = {"sliding_attention": "chunked_attention"}
+    inner = known.whole("expert_feed_forward_length")
+    return experts(known, "num_local_experts") | {
+        "intermediate_size": inner,
+        "intermediate_size_mlp": config["intermediate_size"],
+        "shared_intermediate_size": inner,
+        "interleave_moe_layer_step": known.whole("interleave_moe_layer_step"),
+        "layer_types": [kinds.get(each, each) for each in layer_types(known, config, period=4)],
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "use_qk_norm": known.whole("expert_count") != _WITHOUT_NORMS,
+    }
 
 
 def _granite_moe(known: Metadata, config: Json) -> Json:
@@ -217,6 +239,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "qwen3_moe": _qwen3_moe,
     "olmoe": _olmoe,
     "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
     "granitemoe": _granite_moe,
     "hunyuan_v1_moe": _hunyuan_moe,
     "ernie4_5_moe": _ernie_moe,

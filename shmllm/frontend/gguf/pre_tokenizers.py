@@ -200,6 +200,7 @@ PRE_TOKENIZERS = {
     "kimi-k2": _KIMI_K2,
     "youtu": _YOUTU,
     "kanana2": _GPT4O,
+    "llama4": _GPT4O,
     "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns)),
     "solar-open": PreTokenizer((_gpt4(""),)),
     "kormo": PreTokenizer((_gpt4(""),)),

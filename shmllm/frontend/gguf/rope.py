@@ -15,7 +15,9 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 """The tensors by which longrope divides the frequencies, one number for each pair."""
 
 _LLAMA3_LENGTH = 8192
-_LOW, _HIGH = 1.0, 4.0
+_BOUNDS = (1.0, 4.0), (1.0, 1.0)
+"""The numbers of rotations within the original context between which factors are interpolated: of
+Llama 3.1 and later, and of Llama 4."""
 _TOLERANCE = 1e-4
 _STANDING = 1e29
 """The factors from which on no pair moves; llama.cpp's conversion writes 1e30."""
@@ -126,18 +128,19 @@ def _proportional(known: Metadata, head_dim: int) -> dict[str, Any]:
 def _llama3(known: Metadata, theta: float, head_dim: int) -> dict[str, Any]:
     """Finds the parameters whose factors are those in the file.
 
-    The file has only the factors. All models that have them use the same bounds, and the largest
+    The file has only the factors. All models that have them use bounds of these, and the largest
     factor is the one of the longest wavelengths.
     """
     stored = known.header.floats(FACTORS)
     length = known.whole("rope.scaling.original_context_length", _LLAMA3_LENGTH)
     factor = round(max(stored, default=1.0), 4)
-    fits = len(stored) == head_dim // 2 and 0 < factor < math.inf
-    if fits:
-        wanted = llama3_factors(theta, head_dim, factor, length)
+    is_whole = len(stored) == head_dim // 2 and 0 < factor < math.inf
+    for low, high in _BOUNDS if is_whole else ():
+        wanted = llama3_factors(theta, head_dim, factor, length, low, high)
         pairs = zip(stored, wanted, strict=True)
-        fits = all(abs(value - each) <= _TOLERANCE * each for value, each in pairs)
-    if not fits:
+        if all(abs(value - each) <= _TOLERANCE * each for value, each in pairs):
+            break
+    else:
         raise known.header.error(
             f"{FACTORS} has other factors than Llama 3's for an original context of {length:,} "
             f"tokens, scaled by {factor:g}"
@@ -145,13 +148,15 @@ def _llama3(known: Metadata, theta: float, head_dim: int) -> dict[str, Any]:
     return {
         "rope_type": "llama3",
         "factor": factor,
-        "low_freq_factor": _LOW,
-        "high_freq_factor": _HIGH,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
         "original_max_position_embeddings": length,
     }
 
 
-def llama3_factors(theta: float, head_dim: int, factor: float, length: int) -> list[float]:
+def llama3_factors(
+    theta: float, head_dim: int, factor: float, length: int, low: float, high: float
+) -> list[float]:
     """The values of the tensor FACTORS.
 
     Args:
@@ -159,15 +164,15 @@ def llama3_factors(theta: float, head_dim: int, factor: float, length: int) -> l
         head_dim: the width of a head.
         factor: the ratio of the extended to the original context length.
         length: the original context length, in tokens.
+        low, high: up to `low` rotations within it, a frequency is divided by all of the factor,
+            from `high` on it stays.
     """
-    return [
-        _llama3_factor(2 * math.pi * theta ** (2 * pair / head_dim), factor, length)
-        for pair in range(head_dim // 2)
-    ]
+    turns = (length / (2 * math.pi * theta ** (2 * i / head_dim)) for i in range(head_dim // 2))
+    return [_llama3_factor(each, factor, low, high) for each in turns]
 
 
-def _llama3_factor(wavelength: float, factor: float, length: int) -> float:
-    """By how much Llama 3 divides the frequency of one pair."""
-    kept = (length / wavelength - _LOW) / (_HIGH - _LOW)
+def _llama3_factor(rotations: float, factor: float, low: float, high: float) -> float:
+    """By how much Llama 3 divides the frequency of a pair with so many rotations."""
+    kept = float(rotations > low) if low == high else (rotations - low) / (high - low)
     kept = min(max(kept, 0.0), 1.0)
     return 1 / ((1 - kept) / factor + kept)

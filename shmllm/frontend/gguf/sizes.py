@@ -47,7 +47,8 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
     shared_width = _first_of(config, _SHARED_WIDTHS)
     if shared_width is None:
         shared_width = width * (_first_of(config, _NUM_SHARED) or 0)
-    up_width = inner * (2 if family.has_fused_gate else 1)
+    dense_width = config.get("intermediate_size_mlp", inner)
+    up_width = dense_width * (2 if family.has_fused_gate else 1)
     q_width = config["num_attention_heads"] * head_dim
     kv_width = config["num_key_value_heads"] * head_dim
     q_rows = 2 * q_width if family.has_delta_nets else q_width

@@ -61,16 +61,17 @@ def expand_ids(
     array = np.asarray(ids, np.int64)
     num_tokens = sum(item.num_tokens for item in items)
     found = int(np.count_nonzero(array == placeholder.token_id))
-    marks = _places(array, placeholder.replaced_ids)
+    replaced = placeholder.replaced_ids or tuple(encode(placeholder.replaced))
+    marks = _places(array, replaced)
     if len(marks) == len(items) and _are_marks(placeholder, ids, found, num_tokens, items, encode):
-        expanded = _replaced(placeholder, list(ids), marks, items, encode)
+        expanded = _replaced(placeholder, list(ids), marks, len(replaced), items, encode)
         _check_tokens(name, placeholder, expanded, num_tokens)
         return expanded
     if found == num_tokens:
         return list(ids)
     raise RequestError(
         f"{name} has {_counted(placeholder.modality, len(items))}: its ids need "
-        f"{_listed(placeholder.replaced_ids)} ({placeholder.replaced!r}) as often or, if it is "
+        f"{_listed(replaced)} ({placeholder.replaced!r}) as often or, if it is "
         f"expanded already, {_counted('token', num_tokens)} "
         f"{placeholder.token_id} ({placeholder.token!r}); its token ids have "
         f"{len(marks)} and {found}"
@@ -170,6 +171,7 @@ def _replaced(
     placeholder: Placeholder,
     ids: list[int],
     marks: Sequence[int],
+    mark_length: int,
     items: Sequence[PreparedItem],
     encode: Encode,
 ) -> list[int]:
@@ -189,7 +191,7 @@ def _replaced(
         whole = core == repeated * count
         out += [placeholder.token_id] * count if whole else encode(core)
         num_open = len(text) - len(text.rstrip("\n"))
-        start = mark + len(placeholder.replaced_ids)
+        start = mark + mark_length
     return out + _between(ids[start:], num_open, 0, newlines, encode)
 
 

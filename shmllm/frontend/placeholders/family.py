@@ -25,7 +25,7 @@ class Placeholder(ABC):
         modality: what the items are.
         mark: what users and chat templates write for an item.
         replaced: the part of `mark` that the expansion replaces.
-        replaced_ids: the ids of its tokens.
+        replaced_ids: the ids of its tokens; empty: those that the tokenizer makes of it.
         token: the text of the token that stands for an embedding; it may be the same as `replaced`.
         token_id: its id.
     """

@@ -27,11 +27,11 @@ class InternVLPlaceholder(ImagePlaceholder):
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         vision = config.table("vision_config")
-        side = _side(vision, "image_size", 448)
+        side = square_side(vision, "image_size", 448)
         ratio = config.values.get("downsample_ratio", 0.5)
         if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
             raise config.error(f"'downsample_ratio' must be a number from 0 to 1, not {ratio!r}")
-        rows = int(side // _side(vision, "patch_size", 14) * ratio)
+        rows = int(side // square_side(vision, "patch_size", 14) * ratio)
         text = texts.get("context_image_token", "<IMG_CONTEXT>")
         token = config.integer("image_token_id", default=151_667, minimum=0)
         return cls(
@@ -53,7 +53,7 @@ class InternVLPlaceholder(ImagePlaceholder):
             raise Config({}).error(f"the model needs InternVL's image processor, not {rules!r}")
 
 
-def _side(vision: Config, name: str, default: int) -> int:
+def square_side(vision: Config, name: str, default: int) -> int:
     """The side of a square: one number, or the height and the width."""
     value = vision.values.get(name)
     one = value[0] if isinstance(value, list | tuple) and value else value

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shmllm.models.vision.specs import Grid, VisionActivation
+from shmllm.models.vision.encoder_spec import VisionActivation
+from shmllm.models.vision.specs import Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

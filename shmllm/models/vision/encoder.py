@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
-from shmllm.models.vision.specs import EncoderSpec
+from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.tiles import patches_of
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmllm.models.fields import Fields
-from shmllm.models.vision.specs import EncoderSpec, VisionActivation
+from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 
 MOST_LAYERS = 1024
 """Ten times those of the largest towers; each layer of a damaged file would take time."""
@@ -180,3 +180,31 @@ def read_layer_indices(
             f"{name!r} must list layers below {num_layers} in ascending order, not {layers!r}"
         )
     return tuple(layers)
+
+
+def read_side(vision: Fields, name: str, default: int) -> int:
+    """Returns the side of a square: a field with one number, or with the height and the width."""
+    value: Any = vision.values.get(name)
+    if isinstance(value, list) and len(value) == 2:
+        if value[0] != value[1]:
+            raise vision.error(f"{name} {value} is not supported, only a square is")
+        return Fields({name: value[0]}, vision.where).integer(name)
+    return vision.integer(name, default)
+
+
+def read_factor(fields: Fields, name: str, side: int) -> int:
+    """Returns the side of the squares of patches, whose inverse a field is, by default a half.
+
+    Args:
+        fields: those that have it.
+        name: the field.
+        side: the number of patches in a row.
+    """
+    ratio = fields.number(name, 0.5)
+    factor = round(1 / ratio) if ratio > 1 / (side + 1) else 0
+    if not factor or 1 / factor != ratio or side % factor:
+        raise fields.error(
+            f"{name} {ratio:g} is not supported; supported: 1 / n, where n divides the {side} "
+            "patches of a row"
+        )
+    return factor

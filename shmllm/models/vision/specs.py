@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
+from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 
-VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
 Grid = tuple[int, int, int]
 """The shape of a prepared image. Of any size: (1, rows, columns) in patches. Of tiles: (tiles,
 rows, columns), where rows and columns say how they lie, and are 1 if they do not matter; see also
@@ -20,57 +19,6 @@ rows, columns), where rows and columns say how they lie, and are 1 if they do no
 ROTATING = 12
 """About how many tensors of the stream's width are in memory while queries and keys are rotated in
 float32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderSpec:
-    """The encoder of CLIP, SigLIP or InternVL for images of one size.
-
-    Attributes:
-        kind: "clip": a class token, a norm before the layers and patches without a bias; "siglip":
-            patches with a bias; "internvl": a class token, and patches with a bias.
-        hidden_size: the width of the stream.
-        num_layers: how many layers are computed.
-        num_heads: the number of heads.
-        inner: the width of the activation's output.
-        image_size: the height and the width of an image, in pixels.
-        patch_size: the same of a patch.
-        activation: the activation of the MLPs.
-        eps: of the norms.
-        final_norm: whether the result of the last layer has a norm.
-        nearest_rows: whether the position of a patch is its row's and its column's fraction of the
-            image, rounded down in float32, as in Idefics3.
-    """
-
-    kind: Literal["clip", "siglip", "internvl"]
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    inner: int
-    image_size: int
-    patch_size: int
-    activation: VisionActivation
-    eps: float
-    final_norm: bool = True
-    nearest_rows: bool = False
-
-    @property
-    def side(self) -> int:
-        """The number of patches in a row."""
-        return self.image_size // self.patch_size
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters."""
-        of_layer = 4 * self.hidden_size + 2 * self.inner
-        of_patches = 3 * self.patch_size**2 + self.side**2
-        return self.hidden_size * (self.num_layers * of_layer + of_patches)
-
-    @property
-    def most_activations(self) -> int:
-        """About the most numbers of a patch that are in memory at a time: an activation of the MLP
-        has up to four tensors, and a layer three of the stream."""
-        return 4 * self.inner + 3 * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +108,28 @@ class InternVLTower:
     @property
     def num_elements(self) -> int:
         return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama4Tower:
+    """An encoder that rotates by rows and columns, and projections of squares of its results.
+
+    Attributes:
+        encoder: the encoder.
+        theta: the base of the wavelengths of the rotations.
+        factor: the side of a square.
+        adapted: the width of the outputs of the first two projections.
+    """
+
+    encoder: EncoderSpec
+    theta: float
+    factor: int
+    adapted: int
+
+    @property
+    def num_elements(self) -> int:
+        of_adapter = self.factor**2 * self.encoder.hidden_size + self.adapted
+        return self.encoder.num_elements + self.adapted * of_adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +272,7 @@ TowerSpec = (
     | LlavaNextTower
     | Idefics3Tower
     | InternVLTower
+    | Llama4Tower
     | Gemma3Tower
     | Qwen2Tower
     | Qwen2_5Tower

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import AttentionHeads
+from shmllm.models.mixer_specs import Growth
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
@@ -27,6 +28,7 @@ from shmllm_kernels.cpu.attention_state import LOG2_E
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.rows import GATE, GROW
+from shmllm_kernels.windows import window_number
 
 
 def requests_of_groups(
@@ -59,7 +61,7 @@ def record_growth(
     inputs: CpuInputs,
     queries: Tensor,
     width: int,
-    growth: tuple[float, int],
+    growth: Growth,
 ) -> None:
     """Record the factor of queries by their position.
 
@@ -70,9 +72,9 @@ def record_growth(
         width: how many of the columns are queries.
         growth: see `AttentionSpec`.
     """
-    rate, length = growth
     rows = [queries.data_ptr(), 4 * queries.shape[1], width]
-    numbers = [inputs.positions.ctypes.data, word_of_float(rate), length]
+    factor = [word_of_float(growth.rate), growth.length, growth.offset]
+    numbers = [inputs.positions.ctypes.data, *factor]
     program.record(GROW, [inputs.address_of("num_tokens"), *rows, *numbers], label="grow")
 
 
@@ -130,7 +132,7 @@ class AttentionOps:
         requests = self._requests[cache.group, Division.of(spec)]
         operands = [
             requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
-            spec.window or 0, self._scratch.data_ptr(), self._scratch.shape[1],
+            window_number(spec.window), self._scratch.data_ptr(), self._scratch.shape[1],
             word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
             self._split_states.data_ptr(), self._inputs.address_of_ends(spec.ahead),
         ]  # fmt: skip

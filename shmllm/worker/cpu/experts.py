@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from shmllm_kernels.cpu.experts import (
     DOWN,
     GATE_AND_UP,
     SCRATCH_BYTES,
+    PairWeights,
 )
 from shmllm_kernels.cpu.group_rounding import GROUPINGS
 from shmllm_kernels.cpu.routing import (
@@ -76,7 +78,7 @@ class ExpertBuffers:
 
         self.logits = floats(max_tokens, experts + int(spec.shared_gate))
         self.ranks: Tensor | None = None
-        if spec.scoring == "sigmoid" or spec.correction_bias or spec.num_groups > 1:
+        if spec.correction_bias or spec.num_groups > 1:
             self.ranks = floats(max_tokens, experts + spec.num_groups)
         self.ids, self.places = words(max_tokens, spec.top_k), words(max_tokens, spec.top_k)
         self.weights = floats(max_tokens, spec.top_k)
@@ -168,7 +170,7 @@ class ExpertOps:
             self._record_by_tiles(x, moe, blocks, has_rest)
         else:
             kinds, kinds_of_down = self._products.expert_kinds(moe)
-            activated, exact = self._record_gate_and_up(x, moe, kinds, blocks)
+            activated, exact = self._record_gate_and_up(x, routing, moe, kinds, blocks)
             if kinds_of_down[0] in GROUPINGS:
                 num_pairs = num_blocks[1:].data_ptr()
                 rows = self._products.activations(num_pairs, exact, kinds_of_down[0])
@@ -195,7 +197,7 @@ class ExpertOps:
         self._kernels.record(kernel, operands, label=f"down {_size(moe)}")
 
     def _record_gate_and_up(
-        self, x: Tensor, moe: MoE, kinds: Kinds, blocks: Sequence[int]
+        self, x: Tensor, routing: Routing, moe: MoE, kinds: Kinds, blocks: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Record the activation; return it as the kernel writes it, and before it is rounded."""
         spec, buffers = moe.spec, self._buffers[moe.spec]
@@ -212,9 +214,16 @@ class ExpertOps:
             listed = x, buffers.tokens, blocks, True
             own = self._lora.record_pairs(self._kernels, moe.gate_up_proj, *listed)
             adapters = [own, *_rows(exact)]
-        extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr(), *adapters]
+        # With a weight w of its inputs an expert returns down(act(w * gate) * w * up): that is
+        # w * down(act(w * gate) * up).
+        weights = np.array(
+            PairWeights(routing.ids.data_ptr(), routing.weights.data_ptr(), spec.top_k), np.int64
+        )
+        factors = weights.ctypes.data if spec.weighs_inputs else 0
+        extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr(), factors, *adapters]
         operands = [*blocks, *source, *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
-        self._kernels.record(kernel, [*operands, *extra], label=f"gate_and_up {_size(moe)}")
+        label = f"gate_and_up {_size(moe)}"
+        self._kernels.record(kernel, [*operands, *extra], keep=[weights], label=label)
         return activated, exact
 
     def _record_down(

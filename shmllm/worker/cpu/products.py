@@ -168,6 +168,7 @@ class Products:
         kinds = self.tiled_expert_kinds(gate_up.weight)
         return (
             gate_up.bias is None
+            and not moe.spec.weighs_inputs
             and moe.spec.inner % gated_tiles.WIDTH_STEP == 0
             and (*kinds[:2], moe.spec.activation) in expert_tiles.GATE_AND_UP
             and self.tiled_expert_kinds(down.weight) in expert_tiles.DOWN

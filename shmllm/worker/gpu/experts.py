@@ -278,7 +278,7 @@ class ExpertOps:
         first = self._shrink(moe.gate_up_proj, x, spec, block_m, by_token=True)
         gate_and_up(
             activated, x, weights[0], moe.gate_up_proj.bias, spec.activation, spec.top_k, pairs,
-            configs[0], first, is_dependent, shared,
+            configs[0], first, is_dependent, shared, _gate_factors(spec, routing),
         )  # fmt: skip
         last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
         bias = moe.down_proj.bias if has_bias else None
@@ -309,6 +309,7 @@ class ExpertOps:
         multiply_row(
             activated, x, weights[0], configs[0], first.bias, None, activation,
             is_dependent=is_dependent, ids=ids, shared=shared,
+            gate_factors=_gate_factors(spec, routing),
         )  # fmt: skip
         combine_products(
             total, activated, weights[1], configs[1], ids, last.bias, is_dependent, shared
@@ -334,6 +335,12 @@ class ExpertOps:
 
 def _output_of(shared: Shared) -> Tensor | None:
     return shared if isinstance(shared, Tensor) else None
+
+
+def _gate_factors(spec: MoESpec, routing: Routing) -> Tensor | None:
+    """Return what gates are multiplied by. With a weight w of its inputs an expert returns
+    ``down(act(w * gate) * w * up)``: that is ``w * down(act(w * gate) * up)``."""
+    return routing.weights if spec.weighs_inputs else None
 
 
 def _choice_of(spec: MoESpec) -> Choice:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
@@ -40,6 +41,16 @@ PROCESSORS = [
     SiglipImageProcessorPil,
     SmolVLMImageProcessorPil,
 ]
+
+
+@pytest.mark.parametrize("factor", [1 / 255, 1 / 127.3])
+def test_llama_4_rounds_every_result_to_bfloat16(factor: float) -> None:
+    mean, std = [0.48, 0.5, 0.31], [0.27, 0.5, 0.3]
+    values = {"rescale_factor": factor, "image_mean": mean, "image_std": std}
+    table = pixel_table(settings_of(values, "file", "Llama4ImageProcessor"))
+    scaled = torch.arange(256, dtype=torch.uint8).bfloat16() * factor
+    means, stds = (torch.tensor(each).bfloat16()[:, None] for each in (mean, std))
+    assert np.array_equal(table, ((scaled - means) / stds).float().numpy())
 
 
 def plain(value: Any) -> Any:

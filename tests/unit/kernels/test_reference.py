@@ -9,13 +9,14 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_
 
 from shmllm_kernels.reference.attention import paged_attention
 from shmllm_kernels.reference.rope_write import HeadNorms, rope_and_write
+from shmllm_kernels.windows import Chunk
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", [None, 4, Chunk(3)])
 def test_paged_attention_equals_torchs_attention_on_gathered_keys(window):
     cache, query = random(2, 9, 4, 2, 16), random(8, 6, 16, seed=1)
     table = torch.tensor([[3, 8, 1, 99], [7, 2, 99, 99]], dtype=torch.int32)
@@ -28,7 +29,10 @@ def test_paged_attention_equals_torchs_attention_on_gathered_keys(window):
             for half in cache
         )
         seen = torch.ones(end - begin, context, dtype=torch.bool).tril(context - (end - begin))
-        if window is not None:
+        if isinstance(window, Chunk):
+            chunks = torch.arange(context) // window.size
+            seen &= chunks == chunks[context - (end - begin) :, None]
+        elif window is not None:
             seen &= seen.new_ones(seen.shape).triu(context - (end - begin) - window + 1)
         want = F.scaled_dot_product_attention(
             query[begin:end].transpose(0, 1), key, value, attn_mask=seen, scale=0.2

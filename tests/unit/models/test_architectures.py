@@ -197,6 +197,16 @@ COHERE_EXPERTS: dict[str, Any] = {
     "head_dim": 16,
     "sliding_window": 7,
 }
+LLAMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "head_dim": 16,
+    "attention_chunk_size": 7,
+    "floor_scale": 5,
+}
 EXAONE = {"num_hidden_layers": 5, "sliding_window": 7}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -772,6 +782,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "starcoder2",
         {"sliding_window": 7, "use_bias": False, "tie_word_embeddings": False},
     ),
+    "llama4": (
+        "llama4",
+        LLAMA4
+        | {"interleave_moe_layer_step": 2, "attn_scale": 0.7, "rope_parameters": LLAMA3_ROPE},
+    ),
+    "llama4-all-experts": (
+        "llama4",
+        LLAMA4
+        | {"num_experts_per_tok": 6, "attention_bias": True, "use_qk_norm": False}
+        | {"attn_temperature_tuning": False, "no_rope_layers": [0, 1, 1, 0], "moe_layers": [1, 3]}
+        | {"layer_types": ["chunked_attention", "full_attention"] * 2, "rms_norm_eps": 1e-3},
+    ),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "gpt-oss-all-experts": (
         "gpt_oss",
@@ -849,6 +871,7 @@ VARIANTS_OF_ROUTERS = {
     "flex-olmo-all-experts",
     "glm4-moe-bias",
     "glm4-moe-lite-all-experts",
+    "llama4-all-experts",
     "granite-moe-all-experts",
     "granite-moe-shared-all-experts",
     "granite-moe-shared-none",
@@ -906,6 +929,7 @@ BFLOAT16 = [
     "granite-swa",
     "granite-moe-swa-all-experts",
     "hy-v3-all-experts",
+    "llama4-all-experts",
     "mellum-all-experts",
     "minicpm3",
     "minimax-m2-all-experts",

@@ -632,7 +632,7 @@ def test_an_invalid_field_is_an_error_that_names_it(
 
 
 def test_llama3_factors_must_be_ordered(tmp_path: Path) -> None:
-    rope = {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}
+    rope = {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 3}
     with pytest.raises(EngineStartError, match="high_freq_factor"):
         read(tmp_path, rope_scaling=rope)
 

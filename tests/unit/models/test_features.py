@@ -64,8 +64,8 @@ def test_a_feature_of_one_layer_is_found(feature: Feature) -> None:
     assert features_of(USES[feature]) == [feature]
 
 
-def test_transposed_experts_count_as_transposed() -> None:
-    assert features_of(EXPERTS) == [Feature.TRANSPOSED]
+def test_transposed_experts_need_nothing() -> None:
+    assert features_of(EXPERTS) == []
 
 
 def test_a_device_refuses_what_it_lacks_by_name_and_nothing_else() -> None:

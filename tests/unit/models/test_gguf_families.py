@@ -156,7 +156,14 @@ def test_a_branch_without_a_matrix_is_named(tmp_path: Path) -> None:
 SOFTMAX = gguf.ExpertGatingFuncType.SOFTMAX
 OPTIONS = {
     CASES[case][0]: CASES[case][1]
-    for case in ("qwen2_moe", "olmoe", "ernie4.5 with experts", "exaone with experts", "minimax m2")
+    for case in (
+        "llama4",
+        "qwen2_moe",
+        "olmoe",
+        "ernie4.5 with experts",
+        "exaone with experts",
+        "minimax m2",
+    )
 } | {
     "afmoe": CASES["afmoe"][1],
     "gemma3n": {"head_dim": 16, "num_kv_shared_layers": 0, "layer_types": ["full_attention"] * 3}
@@ -192,6 +199,8 @@ OPTIONS = {
             lambda w: w.add_expert_shared_feed_forward_length(25),
             "expert_shared_feed_forward_length 25 is no multiple of 24",
         ),
+        ("llama4", lambda w: w.add_sliding_window(0), "without chunks"),
+        ("llama4", lambda w: w.add_rope_freq_base_swa(77.0), r"freq_base_swa 77\.0 beside"),
         ("exaone_moe", lambda w: w.add_nextn_predict_layers(5), "above nextn_predict_layers"),
         ("minimax_m2", lambda w: w.add_expert_gating_func(SOFTMAX), "not chosen by sigmoids"),
         ("afmoe", lambda w: w.add_expert_weights_norm(False), "without expert_weights_norm"),

@@ -31,6 +31,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN,
     "qwen2_moe": QWEN | {"shared_expert_intermediate_size": 40},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "llama4": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    | {"intermediate_size": 40, "attention_chunk_size": 7},
 }
 RANK = 5
 FIELDS = {"r": RANK, "lora_alpha": 2 * RANK, "target_parameters": lora_experts.PARAMETERS}
@@ -55,7 +57,9 @@ class Case:
         assert_logits_close(our_logits(self.model, TOKENS, weights), expected, 1e-4)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", slow("qwen2_moe"), "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen3_moe", slow("qwen2_moe"), "gpt_oss", slow("llama4")]
+)
 def test_fused_experts_equal_the_merged_model(family: str, tmp_path: Path) -> None:
     case = Case(family, tmp_path)
     tensors, changes = lora_experts.fused(case.reference, 1, RANK)

@@ -77,16 +77,18 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4},
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "llama4": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    | {"intermediate_size": 40, "attention_chunk_size": 7},
 }
 PARAMETERS = [
-    ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
-    ["mlp.experts.gate_up_proj"],
+    ["experts.gate_up_proj", "experts.down_proj"],
+    ["experts.gate_up_proj"],
     ["gate.weight", "router.weight", "experts.down_proj"],
 ]
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", slow("gpt_oss")])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", slow("gpt_oss"), slow("llama4")])
 def test_parameters_of_experts_equal_those_of_peft_merged(
     family: str, parameters: list[str], tmp_path: Path
 ) -> None:

@@ -42,6 +42,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "granite_moe_shared": GRANITE | {"shared_intermediate_size": 20},
     "granite_moe_swa": GRANITE | {"shared_intermediate_size": 20, "sliding_window": 7},
     "hy_v3": ROUTER | {"head_dim": 16},
+    "llama4": {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16}
+    | {"intermediate_size": 24, "intermediate_size_mlp": 40, "attention_chunk_size": 7},
     "mellum": ROUTER | {"head_dim": 16},
     "hunyuan_v1_moe": {"num_experts": 5, "moe_topk": 2, "head_dim": 16},
     "minimax_m2": GRANITE | {"head_dim": 16},
@@ -94,6 +96,19 @@ def test_an_update_has_the_names_of_transformers_modules(family: str, tmp_path: 
     assert_computes(model, other)
 
 
+def test_transposed_experts_are_rounded(tmp_path: Path) -> None:
+    reference = make("llama4")
+    model = load(save(reference, tmp_path), quantization="int8")
+    values = {name: views[-1].clone() for name, views in model.named_weights().items()}
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            assert name.endswith(("norm.weight", "router.weight", "embed_tokens.weight")) == (
+                torch.equal(parameter, values[name])
+            )
+            parameter.copy_(values[name])
+    assert_computes(model, reference)
+
+
 @pytest.mark.parametrize("family", ["afmoe", "ernie4_5_moe", "exaone_moe", "hy_v3", "minimax_m2"])
 def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -> None:
     model = load(save(make(family), tmp_path), torch.bfloat16)
@@ -119,6 +134,17 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
             "shared_expert_combination_strategy 'max' is not supported",
         ),
         ("cohere2_moe", {"hidden_act": "gelu"}, "hidden_act 'gelu' are not supported"),
+        ("llama4", {"hidden_act": "gelu"}, "hidden_act 'gelu' are not supported"),
+        ("llama4", {"layer_types": ["sliding_attention"] * 2}, "type 'sliding_attention' is not"),
+        ("llama4", {"no_rope_layers": [1]}, "must have a 0 or 1 for each of 2 layers"),
+        ("llama4", {"moe_layers": 2}, "'moe_layers' must list the numbers of layers"),
+        ("llama4", {"attn_temperature_tuning": "on"}, "must be a boolean, not 'on'"),
+        (
+            "llama4",
+            {"attention_chunk_size": None},
+            "has chunked_attention but attention_chunk_size is null",
+        ),
+        ("llama4", {"is_causal": False}, "is_causal False is not supported with chunks"),
         ("ernie4_5_moe", {"use_bias": True}, "'use_bias' is not supported; supported: false"),
         ("ernie4_5_moe", {"moe_norm_min": 1e-9}, "moe_norm_min 1e-09 is not supported"),
         ("ernie4_5_moe", {"moe_k": 6}, r"num_experts_per_tok \(6\) is more than"),

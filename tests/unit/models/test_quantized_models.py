@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.model_helpers import assert_logits_close, our_logits, reference_model, save
+from support.model_helpers import (
+    assert_logits_close,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
 from support.quantized_checkpoints import (
     Weight,
     awq,
@@ -28,6 +34,7 @@ from support.quantized_checkpoints import (
     read_weight,
     write_checkpoint,
 )
+from support.variants import slow
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -164,6 +171,41 @@ def test_an_update_rounds_transposed_values(tmp_path: Path) -> None:
         model.named_weights()[name][0].copy_(new.transpose(1, 2))
     assert model.load_weights([(name, tensors[name])]) == {name}
     assert differing(model, tensors) == []
+
+
+@pytest.mark.parametrize("kind", ["int4", slow("int8")])
+def test_modules_of_the_experts_of_llama_4(kind: str, tmp_path: Path) -> None:
+    """Quantizers store a module of each expert, where other checkpoints have one tensor of all."""
+    config, make = CASES[kind]
+    reference = reference_model(
+        "llama4", 4.0, **SIZES, head_dim=16, num_local_experts=3, intermediate_size_mlp=64
+    )
+    save(reference, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    stored, modules = dict(tensors), dict[str, Weight]()
+    for name, tensor in tensors.items():
+        if name.endswith("_proj.weight"):
+            weight = make((tensor.shape[0], tensor.shape[1]))
+            tensors[name] = weight.values
+            modules[name.removesuffix(".weight")] = weight
+        elif ".experts." in name:
+            module, _, projection = name.rpartition(".")
+            parts = projection.replace("gate_up", "gate,up").removesuffix("_proj").split(",")
+            num_experts, width, rows = tensor.shape
+            for expert in range(num_experts):
+                made = [make((rows // len(parts), width)) for _ in parts]
+                tensors[name][expert] = torch.cat([each.values for each in made]).t()
+                named_parts = (f"{module}.{expert}.{part}_proj" for part in parts)
+                modules |= dict(zip(named_parts, made, strict=True))
+        else:
+            continue
+        del stored[name]
+    for module, weight in modules.items():
+        stored |= named(module, weight)
+    reference.load_state_dict(tensors)
+    model = load_packed(write_checkpoint(tmp_path, config, stored))
+    assert model.layers[1].mlp.gate_up_proj.weight.kind == kind
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(reference, TOKENS), 2e-5)
 
 
 def test_the_values_of_experts_are_those_of_transformers(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING
@@ -24,11 +25,12 @@ FAMILIES = {
     for name, architecture in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
     if name not in INCOMPLETE
 }
-REQUIRED = {
+REQUIRED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "gemma3": {"mm_tokens_per_image": 196},
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "glm4_moe": {"head_dim": 128},
+    "llama4": {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}},
 }
 """Fields of families whose defaults make no model in transformers."""
 SIZES = {"falcon_h1": {"mamba_n_heads": 16}}

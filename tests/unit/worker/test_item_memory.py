@@ -153,6 +153,32 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"model_type": "internvl_vision"},
     },
+    "Llama4": {
+        "model_type": "llama4",
+        "text_config": {
+            "model_type": "llama4_text",
+            "vocab_size": 202048,
+            "hidden_size": 5120,
+            "intermediate_size": 8192,
+            "intermediate_size_mlp": 16384,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "num_local_experts": 16,
+            "max_position_embeddings": 262144,
+        },
+        "vision_config": {
+            "hidden_size": 1408,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 34,
+            "num_attention_heads": 16,
+            "image_size": 336,
+            "patch_size": 14,
+            "projector_input_dim": 4096,
+            "projector_output_dim": 4096,
+            "vision_output_dim": 4096,
+        },
+    },
     "Gemma3": {
         "model_type": "gemma3",
         "image_token_index": 262144,
@@ -200,7 +226,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
-LLaVA-1.5-7B, InternVL3-8B, Gemma 3 4B and SmolVLM (2B), with fewer layers of text."""
+LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Gemma 3 4B and SmolVLM (2B), with fewer layers of
+text."""
 
 
 class Allocations(TorchDispatchMode):

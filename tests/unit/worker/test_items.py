@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shmllm.errors import RequestError
+from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.specs import (
-    EncoderSpec,
     Idefics3Tower,
     Qwen3Tower,
     VideoSpec,

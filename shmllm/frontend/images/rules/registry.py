@@ -13,6 +13,7 @@ from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
+from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.pixtral import PixtralRules
@@ -26,6 +27,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "SiglipImageProcessor": SiglipRules,
     "Glm4vImageProcessor": Glm4vRules,
     "GotOcr2ImageProcessor": InternVLRules,
+    "Llama4ImageProcessor": Llama4Rules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,
     "Qwen2VLImageProcessor": Qwen2VLRules,

@@ -122,25 +122,28 @@ def test_it_says_what_the_checkpoint_says(
     assert dataclasses.replace(found, norm=expected.norm) == expected
 
 
-def llama3_factors(head_dim: int) -> Any:
-    """What llama.cpp's conversion of Llama 3.1 writes into rope_freqs.weight."""
+def llama3_factors(head_dim: int, high: float = 4.0) -> Any:
+    """What llama.cpp's conversion of Llama 3.1 writes into rope_freqs.weight, or of Llama 4, whose
+    bounds are equal."""
     factors = []
     for wavelength in 2 * np.pi * 500000.0 ** (np.arange(0, head_dim, 2) / head_dim):
-        if wavelength < 8192 / 4:
+        if wavelength < 8192 / high:
             factors.append(1.0)
         elif wavelength > 8192:
             factors.append(8.0)
         else:
-            smooth = (8192 / wavelength - 1) / (4 - 1)
+            smooth = (8192 / wavelength - 1) / (high - 1)
             factors.append(1 / ((1 - smooth) / 8 + smooth))
     return np.array(factors, np.float32)
 
 
-def test_the_factors_of_llama_3_become_its_parameters(tmp_path: Path) -> None:
-    reference = reference_model("llama", rope_parameters=LLAMA3, head_dim=64)
+@pytest.mark.parametrize("high", [4.0, 1.0])
+def test_the_factors_of_llama_3_become_its_parameters(high: float, tmp_path: Path) -> None:
+    rope = LLAMA3 | {"high_freq_factor": high}
+    reference = reference_model("llama", rope_parameters=rope, head_dim=64)
     expected = ModelConfig.from_directory(save(reference, tmp_path))
-    factors = llama3_factors(64)
-    assert 1 < sorted(set(factors.tolist()))[1] < 8
+    factors = llama3_factors(64, high)
+    assert (1 < sorted(set(factors.tolist()))[1] < 8) == (high > 1)
     file = write_model(tmp_path / "m.gguf", reference, factors={"rope_freqs.weight": factors})
     assert configured(file, tmp_path).ropes == expected.ropes
 

@@ -24,6 +24,7 @@ from shmllm_kernels.cpu.cache_layout import IN_TILES, TILE_KEYS, CacheLayout, dt
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.kernel_program import KernelProgram
 from shmllm_kernels.cpu.memory import word_of_float
+from shmllm_kernels.windows import Chunk, Window, window_number
 
 EPS = 1e-6
 MAX_TOKENS, MAX_REQUESTS, MAX_BLOCKS, NUM_THREADS = 2100, 8, 300, 2
@@ -94,7 +95,7 @@ class Layer:
         self,
         num_heads: int,
         layout: CacheLayout,
-        window: int = 0,
+        window: Window | None = None,
         normed: bool = False,
         seed=0,
         scale: float | None = None,
@@ -149,7 +150,7 @@ class Layer:
         )  # fmt: skip
         operands = [
             at(self.step), at(requests), at(heads), at(qkv), qkv.strides[0], at(out),
-            out.strides[0], at(self.cache), self.window, at(scratch), per_thread,
+            out.strides[0], at(self.cache), window_number(self.window), at(scratch), per_thread,
             word_of_float(self.cap * math.log2(math.e)),
             0 if self.sinks is None else self.sinks.data_ptr(), at(states),
             0 if self.ends is None else at(self.seen),
@@ -234,7 +235,12 @@ class Layer:
         ends = torch.arange(length) + 1
         if self.ends is not None:
             ends = torch.from_numpy(self.ends if request.ends is None else request.ends)
-        seen = (torch.arange(length) < ends[:length, None]) & (distance < (self.window or length))
+        seen = torch.arange(length) < ends[:length, None]
+        if isinstance(self.window, Chunk):
+            chunks = torch.arange(length) // self.window.size
+            seen &= chunks >= chunks[:, None]
+        elif self.window:
+            seen &= distance < self.window
         scores = scores.masked_fill(~seen, -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks.double()[:, None, None].expand(-1, length, 1)
@@ -297,7 +303,10 @@ def test_other_shapes(num_heads, num_kv_heads, head_dim, stored):
         check(layer, request)
 
 
-@pytest.mark.parametrize("window", [1, 7, 64, 200])
+WINDOWS = (1, 7, 64, 200, Chunk(7), Chunk(200))
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize(
     ("block_size", "stored"), [(8, "float32"), (16, "float32"), (64, "float32"), (16, TILES)]
 )
@@ -364,7 +373,10 @@ def test_long_context():
 
 @pytest.mark.parametrize(
     ("stored", "options"),
-    diagonal(["float32", "int8", TILES], [{}, {"has_sinks": True, "window": 1100, "cap": 3.0}]),
+    diagonal(
+        ["float32", "int8", TILES],
+        [{}, {"has_sinks": True, "window": 1100, "cap": 3.0}, {"window": Chunk(1050)}],
+    ),
 )
 def test_pieces_of_a_context_change_no_bit(options, stored, monkeypatch):
     """Computes the last tokens in a chunk, whose pieces are tiles of queries, and one by one, whose

@@ -141,7 +141,7 @@ class AdaptedRun(MoERun):
             program.record(ADAPTED_GATE_AND_UP[*e.kinds, e.activation, self._kind], [
                 *blocks, address(rounded), size * HIDDEN, address(activated), size * INNER,
                 address(e.gate_up), INNER, HIDDEN, 0, 0, address(self._tokens), address(scratch),
-                gate_up, address(exact), 4 * INNER,
+                0, gate_up, address(exact), 4 * INNER,
             ])  # fmt: skip
             of_exact = [address(exact), 4 * INNER, INNER, RANKS]
             program.record(SHRINK_PAIRS[self._kind, IN_ORDER], [down, *blocks, *of_exact])

@@ -53,7 +53,8 @@ def compute(
 def expected(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
     names = ("gate_up", "down", "gate_up_bias", "down_bias")
     values = [experts.values(name) for name in names]
-    return moe.experts(x.double(), ids, weights.double(), *values, experts.activation)
+    options = experts.activation, experts.weighs_inputs
+    return moe.experts(x.double(), ids, weights.double(), *values, *options)
 
 
 @pytest.mark.parametrize("kinds", KINDS)
@@ -73,6 +74,20 @@ def test_experts_equal_the_reference(
         largest = float(want.abs().max()) if num_tokens else 0.0
         tolerance = 2e-5 if kinds[0] == "float32" else 2**-7 * (1 + largest)
         torch.testing.assert_close(found.double(), want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_weights_multiply_what_experts_read(kinds: tuple[str, str], activation: str) -> None:
+    made = random_experts(kinds, 6, 70, 37, activation=activation)
+    experts = replace(made, weighs_inputs=True)
+    x = (torch.randn(25, 70) * 4).to(experts.x_dtype)
+    ids, weights = random_routing(25, 6, 3)
+    want = expected(x, experts, ids, weights)
+    tolerance = 2e-5 if kinds[0] == "float32" else 2**-7 * (1 + float(want.abs().max()))
+    found = compute(x, experts, ids, weights)
+    torch.testing.assert_close(found.double(), want, atol=tolerance, rtol=tolerance)
+    assert (found - compute(x, made, ids, weights)).abs().max() > 10 * tolerance
 
 
 @pytest.mark.parametrize("activation", ["silu", "gpt_oss"])

@@ -77,7 +77,7 @@ def computed(x: Tensor, experts: PackedExperts, ids: Tensor, num_threads: int) -
     program.record(GATE_AND_UP[kinds[0], experts.gate_up.kind, "bfloat16", experts.activation], [
         *at, rounded.data_ptr(), strides[0], activated.data_ptr(), 4 * inner,
         experts.gate_up.integers.data_ptr(), inner, hidden, experts.gate_up.scales.data_ptr(), 0,
-        tokens.data_ptr(), scratch.data_ptr(),
+        tokens.data_ptr(), scratch.data_ptr(), 0,
     ])  # fmt: skip
     program.record(ROUND[kinds[1]], [
         num_pairs.ctypes.data, activated.data_ptr(), inner_rounded.data_ptr(), inner, strides[1],

@@ -180,14 +180,14 @@ def test_a_token_has_the_same_bits_in_any_step(case: Case) -> None:
 
 
 def test_queries_grow_with_their_position() -> None:
-    growth = QueryGrowth(0.5, 7)
+    growth = QueryGrowth(0.5, 7, 1)
     queries, positions = torch.randn(40, 33), torch.arange(40) * 11
     rows, count = queries.clone(), np.array([40])
     program = KernelProgram(2)
     program.record(
         GROW,
         [count.ctypes.data, rows.data_ptr(), 4 * 33, 20, positions.data_ptr(),
-         word_of_float(growth.rate), growth.length],
+         word_of_float(growth.rate), growth.length, growth.offset],
     )  # fmt: skip
     program.replay()
     assert torch.equal(rows[:, 20:], queries[:, 20:])

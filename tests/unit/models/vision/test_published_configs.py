@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.mixer_specs import Growth
 from shmllm.models.specs import MoESpec
 from shmllm.models.vision.specs import (
     Glm4vTower,
     InternVLTower,
+    Llama4Tower,
     LlavaNextTower,
     Qwen3Tower,
     VisionSpec,
 )
+from shmllm_kernels.windows import Chunk
 
 QWEN_3_VL_30B: dict[str, Any] = {
     "architectures": ["Qwen3VLMoeForConditionalGeneration"],
@@ -177,6 +180,73 @@ GLM_4_1V: dict[str, Any] = {
         "temporal_patch_size": 2,
     },
 }
+LLAMA_4_SCOUT: dict[str, Any] = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "boi_token_index": 200080,
+    "eoi_token_index": 200081,
+    "image_token_index": 200092,
+    "model_type": "llama4",
+    "text_config": {
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "attn_scale": 0.1,
+        "attn_temperature_tuning": 4,
+        "eos_token_id": [200001, 200007, 200008],
+        "floor_scale": 8192,
+        "for_llm_compressor": False,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "interleave_moe_layer_step": 1,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "max_position_embeddings": 262144,
+        "model_type": "llama4_text",
+        "moe_layers": list(range(48)),
+        "no_rope_layers": [1, 1, 1, 0] * 12,
+        "num_attention_heads": 40,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "num_local_experts": 16,
+        "output_router_logits": False,
+        "pad_token_id": 200018,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.0,
+        "use_qk_norm": True,
+        "vocab_size": 202048,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "hidden_act": "gelu",
+        "hidden_size": 1408,
+        "image_size": 336,
+        "intermediate_size": 5632,
+        "model_type": "llama4_vision_model",
+        "multi_modal_projector_bias": False,
+        "norm_eps": 1e-05,
+        "num_attention_heads": 16,
+        "num_channels": 3,
+        "num_hidden_layers": 34,
+        "patch_size": 14,
+        "pixel_shuffle_ratio": 0.5,
+        "projector_input_dim": 4096,
+        "projector_output_dim": 4096,
+        "rope_theta": 10000,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "vision_output_dim": 4096,
+    },
+}
 
 
 def read(directory: Path, whole: dict[str, Any]) -> tuple[ModelConfig, VisionSpec]:
@@ -230,3 +300,18 @@ def test_glm_4_1v(tmp_path: Path) -> None:
     assert (tower.inner, tower.merger_inner, tower.num_positions) == (4096, 13696, 576)
     assert vision.video is None
     assert vision.num_embeddings((1, 24, 24)) == 144
+
+
+def test_llama_4_scout(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, LLAMA_4_SCOUT)
+    mixtures = [layer.mlp for layer in config.layers]
+    assert {(each.num_experts, each.inner) for each in mixtures if isinstance(each, MoESpec)} == {
+        (16, 8192)
+    }
+    assert len(config.attentions) == len(mixtures) == 48
+    assert [each.window for each in config.attentions[:4]] == [Chunk(8192)] * 3 + [None]
+    assert config.attentions[3].growth == Growth(0.1, 8192, offset=1)
+    tower = vision.tower
+    assert isinstance(tower, Llama4Tower)
+    assert (tower.encoder.side, tower.factor, tower.adapted) == (24, 2, 4096)
+    assert vision.num_embeddings((17, 4, 4)) == 17 * 144

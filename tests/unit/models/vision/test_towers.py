@@ -40,6 +40,7 @@ GRIDS: dict[str, list[Grid]] = {
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
     "internvl": [(1, 1, 1), (5, 2, 2)],
+    "llama4": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
 }
 """Images whose windows are whole, cut at one side, at both, and narrower than a window; and tables
@@ -89,6 +90,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "internvl",
         {"hidden_act": "silu", "use_mask_token": True},
         {"downsample_ratio": 0.25, "projector_hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "Llama 4's larger squares": (
+        "llama4",
+        {"pixel_shuffle_ratio": 0.25, "intermediate_size": 512},
+        {},
+    ),
+    "other rotations of Llama 4": (
+        "llama4",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        {},
     ),
     "means of a rest": ("gemma3", {"patch_size": 7}, {"mm_tokens_per_image": 16}),
     "one mean": ("gemma3", {}, {"mm_tokens_per_image": 1}),

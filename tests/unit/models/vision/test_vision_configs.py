@@ -12,8 +12,8 @@ from support.vision_models import VISION_FAMILIES, make_vision_model
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.specs import (
-    EncoderSpec,
     Gemma3Tower,
     Idefics3Tower,
     LlavaTower,
@@ -25,7 +25,7 @@ from shmllm.models.vision.specs import (
     VisionSpec,
 )
 
-IMAGE_TOKENS = {"smolvlm": 443, "idefics3": 443}
+IMAGE_TOKENS = {"smolvlm": 443, "idefics3": 443, "llama4": 443}
 LLAVA_1_5: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
     "image_token_index": 32000,
@@ -210,6 +210,17 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("llava_next", OUTER, {"use_image_newline_parameter": False}, "newline_parameter false is not"),
     ("llava_next", VISION, {"model_type": "pixtral"}, "model_type 'pixtral' is not supported"),
     ("llava_next", TEXT, {"model_type": "phi3"}, "model_type 'phi3' is not supported.*: llama, mi"),
+    ("llama4", VISION, {"model_type": "siglip_vision_model"}, "supported: llama4_vision_model"),
+    ("llama4", VISION, {"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
+    ("llama4", VISION, {"multi_modal_projector_bias": True}, "projector_bias True is not"),
+    ("llama4", VISION, {"norm_eps": 1e-6}, "norm_eps 1e-06 is not supported; supported: 1e-05"),
+    ("llama4", VISION, {"vision_feature_layer": -2}, "vision_feature_layer -2 is not supported"),
+    ("llama4", VISION, {"vision_output_dim": 40}, "vision_output_dim 40 does not fit .*, 48 does"),
+    ("llama4", VISION, {"intermediate_size": 64}, "intermediate_size 64 does not .*, 128 does"),
+    ("llama4", VISION, {"pixel_shuffle_ratio": 0.3}, "pixel_shuffle_ratio 0.3 is not supported"),
+    ("llama4", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated by two"),
+    ("llama4", VISION, {"patch_size": 80}, r"patch_size \(80\) exceeds image_size \(64\)"),
+    ("llama4", OUTER, {"image_token_index": 512}, "is no token of a vocabulary of 512"),
     ("internvl", VISION, {"model_type": "siglip_vision_model"}, "supported: internvl_vision"),
     ("internvl", VISION, {"image_size": [64, 48]}, r"image_size \[64, 48\] is not supported, only"),
     ("internvl", VISION, {"image_size": [8, 8]}, r"patch_size \(16\) exceeds image_size \(8\)"),
@@ -368,7 +379,7 @@ def test_every_family_says_what_a_prompt_needs(
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
-    counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llava_next": 16 + 8 * 5}
+    counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28, "llava_next": 16 + 8 * 5}
     grid = (1, 4, 10) if any_size else (3, 128, 64) if name == "llava_next" else (7, 2, 3)
     assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))
 
