@@ -6,6 +6,7 @@ from shmllm.formats.gguf_family import GgufFamily
 from shmllm.formats.gguf_places import (
     AFMOE,
     DEEPSEEK2,
+    DOTS1,
     ERNIE_MOE,
     EXAONE_MOE,
     EXPERTS,
@@ -140,6 +141,13 @@ WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
         architecture="ExaoneMoeForCausalLM",
         model_type="exaone_moe",
         modules=EXAONE_MOE,
+        needs_head=True,
+    ),
+    ("dots1", True): GgufFamily(
+        title="dots.llm1",
+        architecture="Dots1ForCausalLM",
+        model_type="dots1",
+        modules=DOTS1,
         needs_head=True,
     ),
     ("minimax-m2", True): GgufFamily(

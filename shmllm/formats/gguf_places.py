@@ -219,6 +219,12 @@ DEEPSEEK2: Places = {
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
 YOUTU: Places = {**_without(DENSE, FUSED_QKV), **LATENTS}
+MINICPM3: Places = _without(YOUTU, *(f"attn_{kind}" for kind in ("q", "k", "v", "k_b", "v_b")))
+DOTS1: Places = {
+    **SHARED_EXPERTS,
+    **QK_NORMS,
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
 EXAONE_MOE: Places = {
     **SHARED_EXPERTS,
     **QK_NORMS,
@@ -269,6 +275,15 @@ GPTNEOX: Places = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+FALCON: Places = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": Place(name="self_attention.query_key_value", layout="heads"),
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+FALCON_NORMS: Places = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+"""Those of models in which attention and MLP have a norm each."""
 PHI2: Places = {
     **ATTENTION,
     "attn_output": "self_attn.dense",
@@ -347,4 +362,14 @@ GPT2: Places = {
     "ffn_norm": "ln_2",
     "ffn_up": Place(name="mlp.c_fc", layout="transposed"),
     "ffn_down": Place(name="mlp.c_proj", layout="transposed"),
+}
+STARCODER: Places = {
+    **{module: as_place(at).name for module, at in GPT2.items()},
+    "attn_qkv": Place(name="attn.c_attn", layout="heads"),
+}
+OUTSIDE_GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
 }

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shmllm.errors import QuantizeError
+from shmllm.formats.gguf_family import NUM_HEADS, NUM_KV_HEADS
 from shmllm.frontend.gguf.expert_fields import SIGMOIDS
 from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
 from shmllm.models.config import ModelConfig
+from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.models.recurrent_specs import ShortConvolutionSpec
 from shmllm.models.rope import attention_factor
 from shmllm.models.rope_config import RopeConfig
@@ -37,28 +38,20 @@ def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) 
     Raises:
         QuantizeError: no layer has attention, of which a file says the heads.
     """
-    if not config.attentions:
-        raise QuantizeError("no GGUF file can be written of a model without attention")
-    attention = config.attentions[0]
     values: Values = {
         "block_count": config.num_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "feed_forward_length": _feed_forward_length(config, fields),
-        "attention.head_count": attention.num_heads,
-        "attention.head_count_kv": attention.num_kv_heads,
-        "attention.key_length": attention.head_dim,
-        "attention.value_length": attention.head_dim,
         _NORM_EPS[config.norm.kind]: config.norm.eps,
         "vocab_size": config.vocab_size,
     }
+    values |= _attention(config)
     if config.mixtures:
         values |= _experts(config.mixtures[0])
     windows = _windows(config)
     if windows:
         values["attention.sliding_window"] = windows[0]
-    if attention.soft_cap is not None:
-        values["attn_logit_softcapping"] = attention.soft_cap
     if config.logits_cap is not None:
         values["final_logit_softcapping"] = config.logits_cap
     rope = _main_rope(config)
@@ -72,6 +65,35 @@ _NORM_EPS = {
     "rms": "attention.layer_norm_rms_epsilon",
     "layer": "attention.layer_norm_epsilon",
 }
+
+
+def _attention(config: ModelConfig) -> Values:
+    """The heads of the layers that have any, and what is only theirs."""
+    if config.latent_attentions:
+        return _latent_attention(config.latent_attentions[0])
+    attention = config.attentions[0]
+    values: Values = {
+        NUM_HEADS: attention.num_heads,
+        NUM_KV_HEADS: attention.num_kv_heads,
+        "attention.key_length": attention.head_dim,
+        "attention.value_length": attention.head_dim,
+    }
+    if attention.soft_cap is not None:
+        values["attn_logit_softcapping"] = attention.soft_cap
+    return values
+
+
+def _latent_attention(attention: LatentAttentionSpec) -> Values:
+    values: Values = {
+        NUM_HEADS: attention.num_heads,
+        NUM_KV_HEADS: attention.num_heads,
+        "attention.key_length": attention.nope_dim + attention.rope_dim,
+        "attention.value_length": attention.value_dim,
+        "attention.kv_lora_rank": attention.rank,
+    }
+    if attention.query_rank is not None:
+        values["attention.q_lora_rank"] = attention.query_rank
+    return values
 
 
 def _feed_forward_length(config: ModelConfig, fields: Mapping[str, Any]) -> int:
@@ -235,6 +257,7 @@ _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] 
     "granitemoe": _granite,
     "ernie4_5-moe": _ernie_moe,
     "exaone-moe": _shared_experts,
+    "dots1": _shared_experts,
     "minimax-m2": _sigmoid_experts,
     "afmoe": _shared_experts,
     "lfm2": _lfm2,

@@ -20,7 +20,8 @@ from gguf import GGMLQuantizationType as Kind
 from shmllm.errors import QuantizeError
 from shmllm.formats.gguf_family import GgufFamily, Place, is_tensor
 from shmllm.models.gguf_tensors import of_place
-from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.recurrent_specs import ShortConvolutionSpec
 from shmllm.models.specs import LayerSpec, MoESpec
 from shmllm.quantize.gguf_description import rope_tensors
 from shmllm.quantize.source import Source, SourceTensor
@@ -29,7 +30,11 @@ _UNROUNDED = (".ffn_gate_inp.", ".shortconv.conv.", "position_embd.", ".bias")
 """Parts of the names of what llama.cpp has in F32: routers, convolutions, learned positions,
 biases."""
 _OF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
-_OF_CONVOLUTION = ("shortconv.",)
+_OF_MIXER: Mapping[type[Any], tuple[str, ...]] = {
+    AttentionSpec: _OF_ATTENTION,
+    LatentAttentionSpec: _OF_ATTENTION,
+    ShortConvolutionSpec: ("shortconv.",),
+}
 _OF_MLP = ("ffn_gate.", "ffn_up.", "ffn_down.")
 _OF_EXPERTS = ("ffn_gate_inp", "exp_probs_b", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _OF_SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
@@ -44,14 +49,14 @@ class Planned:
         kind: how it is stored.
         place: where the checkpoint has it.
         parts: the checkpoint's tensors by the number of the expert, or one of them.
-        num_heads: the number of heads whose rows are permuted; 0 if they are not.
+        heads: the numbers of heads whose rows have another order; empty if they have not.
         offset: what is added to its values.
     """
 
     name: str
     kind: Kind
     place: Place
-    num_heads: int
+    heads: tuple[int, ...]
     offset: float
     parts: dict[int, SourceTensor] = field(default_factory=dict)
 
@@ -92,10 +97,9 @@ def plan(
                 f"{tensor.file.path}: {tensor.stored} has no name in a GGUF file of {family.title}"
             )
         for name, expert, place in found:
-            key = family.heads_key(name)
-            num_heads = values[f"{architecture}.{key}"] if key else 0
+            heads = tuple(values[f"{architecture}.{key}"] for key in family.heads_keys(name))
             chosen = _kind_of(name, _shape(tensor, place), kind)
-            one = Planned(name, chosen, place, num_heads, family.offset(name))
+            one = Planned(name, chosen, place, heads, family.offset(name))
             planned.setdefault(name, one).parts[expert] = tensor
     _check_complete(source, planned, family)
     return list(planned.values())
@@ -158,7 +162,8 @@ def _check_complete(source: Source, planned: Mapping[str, Planned], family: Gguf
 
 def _absent(layer: LayerSpec) -> tuple[str, ...]:
     """What the names of those tensors begin with that a layer lacks beside others of its model."""
-    mixer = _OF_CONVOLUTION if isinstance(layer.mixer, AttentionSpec) else _OF_ATTENTION
+    own = _OF_MIXER[type(layer.mixer)]
+    mixer = tuple({name for names in _OF_MIXER.values() for name in names} - {*own})
     if not isinstance(layer.mlp, MoESpec):
         return mixer + _OF_EXPERTS + _OF_SHARED
     return mixer + _OF_MLP + (() if layer.mlp.shared else _OF_SHARED)

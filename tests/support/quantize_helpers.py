@@ -29,6 +29,9 @@ WRITABLE: dict[str, dict[str, Any]] = {
     "granite_moe_shared": {"shared_intermediate_size": 64},
     "minimax_m2": {"num_mtp_modules": 3},  # which a checkpoint has beside the model
     "olmoe": {"num_key_value_heads": 4},  # llama.cpp reads no others
+    "falcon": {"ffn_hidden_size": 96, "bias": False},  # likewise
+    "dots1": {"num_key_value_heads": 4},
+    "minicpm3": {"kv_lora_rank": 64, "q_lora_rank": 64},
 }
 """What differs from `make_model`, by its names of families."""
 

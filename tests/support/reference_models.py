@@ -123,6 +123,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT),
+    "dots1": (
+        "Dots1",
+        {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+        | {"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+    ),
     "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 4}),
     "cohere2_moe": (
         "Cohere2Moe",
@@ -298,16 +303,15 @@ DENSE = (
 WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
-    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe"),
+    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "dots1"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
     *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
-    *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum", "minicpm3"),
-    *("cwm", "hyperclovax", "jais2", "vaultgemma"),
-    *("falcon", "falcon_7b", "gpt_bigcode", "codegen", "gpt_neo"),
+    *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
+    *("cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4")

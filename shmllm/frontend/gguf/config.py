@@ -28,8 +28,10 @@ Json = dict[str, Any]
 _EMBEDDING = "token_embd.weight"
 _MATRIX_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LAYER_NORM_EPS = {
-    **dict.fromkeys(("cohere", "cohere2", "gpt_neox", "phi", "stablelm"), "layer_norm_eps"),
-    "gpt2": "layer_norm_epsilon",
+    **dict.fromkeys(
+        ("cohere", "cohere2", "gpt_neox", "phi", "stablelm", "jais2"), "layer_norm_eps"
+    ),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "falcon"), "layer_norm_epsilon"),
     "nemotron": "norm_eps",
     "olmo": "layer_norm_eps",
     "starcoder2": "norm_epsilon",

@@ -253,6 +253,28 @@ def _gpt2(known: Metadata, config: Json) -> Json:
     }
 
 
+def _gpt_bigcode(known: Metadata, config: Json) -> Json:
+    if config["num_key_value_heads"] not in (1, config["num_attention_heads"]):
+        raise known.header.error("StarCoder 1 with groups of heads that share keys is not known")
+    return _gpt2(known, config) | {
+        "activation_function": "gelu_pytorch_tanh",
+        "multi_query": config["num_key_value_heads"] == 1,
+    }
+
+
+def _falcon(known: Metadata, config: Json) -> Json:
+    """The activation has the error function, which llama.cpp approximates. Models whose heads share
+    one key have another layout of checkpoints than those with groups, of which one is as good."""
+    return no_window(known, config) | {
+        "new_decoder_architecture": True,
+        "num_kv_heads": config["num_key_value_heads"],
+        "num_ln_in_parallel_attn": 2 if known.has_tensors("attn_norm_2.weight") else 1,
+        "ffn_hidden_size": config["intermediate_size"],
+        "activation": "gelu",
+        "bias": config["attention_bias"],
+    }
+
+
 OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "llama": _llama,
     "ministral3": _mistral3,
@@ -277,5 +299,8 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
     "gpt2": _gpt2,
+    "gpt_bigcode": _gpt_bigcode,
+    "falcon": _falcon,
+    "jais2": _relu_squared,
 }
 """By the model's type; a type that no such table has has no fields of its own, and no window."""

@@ -11,7 +11,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from support.gguf_models import add_sizes, write, write_model
+from support.gguf_models import write, write_model
+from support.gguf_sizes import add_sizes
 from support.model_helpers import reference_model, save
 
 from shmllm.errors import EngineStartError
