@@ -1,7 +1,8 @@
 """The families of models in GGUF files that run. A family is a row of FAMILIES.
 
 The names on one side are llama.cpp's, on the other transformers'; `gguf_expert_families.py` has
-those with experts. This module must not know the fields of config.json, nor import torch.
+those with experts, `gguf_recurrent_families.py` those with states. This module must not know the
+fields of config.json, nor import torch.
 """
 
 from __future__ import annotations
@@ -13,33 +14,27 @@ from shmllm.formats.gguf_places import (
     DENSE,
     FALCON,
     FALCON_NORMS,
-    GATED_QKV,
     GEMMA,
     GEMMA4,
     GLM4,
     GPT2,
     GPTNEOX,
-    GRANITE_HYBRID,
     HUNYUAN_NORMS,
-    LFM2,
     MINICPM3,
     MLP,
-    NEMOTRON_H,
     OLMO2,
     OUTSIDE_GEMMA4,
     OUTSIDE_GPT2,
-    OUTSIDE_LFM2,
-    OUTSIDE_NEMOTRON_H,
     PHI2,
     PHI3,
     QK_NORMS,
-    QWEN35,
     SEED_OSS,
     STARCODER,
     STARCODER2,
     UNGATED,
     YOUTU,
 )
+from shmllm.formats.gguf_recurrent_families import RECURRENT
 
 FAMILIES: dict[tuple[str, bool], GgufFamily] = {
     ("llama", False): GgufFamily(
@@ -67,18 +62,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Qwen3VLForConditionalGeneration",
         model_type="qwen3_vl_text",
         modules={**DENSE, **QK_NORMS},
-    ),
-    ("qwen35", False): GgufFamily(
-        title="Qwen 3.5",
-        architecture="Qwen3_5ForCausalLM",
-        model_type="qwen3_5_text",
-        modules=QWEN35,
-        in_attention=GATED_QKV,
-        is_partial=True,
-        norm_offset=1.0,
-        has_delta_nets=True,
-        has_tiled_heads=True,
-        is_written=False,
     ),
     ("mistral3", False): GgufFamily(
         title="Mistral 3 and Ministral 3",
@@ -149,15 +132,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="granite",
         modules=DENSE,
         is_permuted=True,
-    ),
-    ("granitehybrid", False): GgufFamily(
-        title="Granite 4",
-        architecture="GraniteMoeHybridForCausalLM",
-        model_type="granitemoehybrid",
-        modules=GRANITE_HYBRID,
-        is_permuted=True,
-        is_hybrid=True,
-        is_written=False,
     ),
     ("smollm3", False): GgufFamily(
         title="SmolLM3",
@@ -271,14 +245,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="cohere2",
         modules={**ATTENTION, **MLP},
     ),
-    ("lfm2", False): GgufFamily(
-        title="LFM2",
-        architecture="Lfm2ForCausalLM",
-        model_type="lfm2",
-        modules=LFM2,
-        outside=OUTSIDE_LFM2,
-        is_hybrid=True,
-    ),
     ("gpt2", False): GgufFamily(
         title="GPT-2",
         architecture="GPT2LMHeadModel",
@@ -321,17 +287,7 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         modules=MINICPM3,
         has_latents=True,
     ),
-    ("nemotron_h", False): GgufFamily(
-        title="Nemotron-H",
-        architecture="NemotronHForCausalLM",
-        model_type="nemotron_h",
-        modules=NEMOTRON_H,
-        outside=OUTSIDE_NEMOTRON_H,
-        is_partial=True,
-        is_hybrid=True,
-        needs_head=True,
-        is_written=False,
-    ),
     **WITH_EXPERTS,
+    **RECURRENT,
 }
 """The families by llama.cpp's architecture, and whether the model has experts."""

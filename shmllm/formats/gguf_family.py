@@ -53,7 +53,8 @@ class Place:
         layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
             other way round; "row": the checkpoint has a matrix of one row, the file that or a
             vector;
-            "flat": the checkpoint has a vector of what the file has in rows;
+            "flat": the checkpoint has a vector of what the file has in rows, of one element
+            each or as many rows as `num_rows` says;
             "channels": the checkpoint has a matrix of one row for each channel of a convolution,
             the file a row;
             "heads": the checkpoint has the rows of each key head, behind those of the queries that
@@ -69,6 +70,7 @@ class Place:
             tensor, or in that of each expert.
         heads: how many rows each of `names` has, in heads that are all of the same width; empty: as
             many as the others.
+        num_rows: the key, below the architecture's prefix, of the number of rows.
         is_read_alone: whether files that are written have other tensors in place of this one.
     """
 
@@ -80,6 +82,7 @@ class Place:
     is_decay: bool = False
     others: tuple[str, ...] = ()
     heads: tuple[HeadRows, ...] = ()
+    num_rows: str = ""
     is_read_alone: bool = False
 
     @property
@@ -127,6 +130,7 @@ class GgufFamily:
         norm_offset: what the file's weights of norms have more than a checkpoint's.
         is_hybrid: whether only some layers have attention; the file says that others have 0 heads
             of keys.
+        has_mixers_alone: whether layers are a mixer with a state and nothing else.
         has_own_widths: whether heads or MLPs of layers have other widths or numbers than each
             other's.
         has_delta_nets: whether the layers without attention are gated delta nets, with attention
@@ -153,6 +157,7 @@ class GgufFamily:
     is_partial: bool = False
     norm_offset: float = 0.0
     is_hybrid: bool = False
+    has_mixers_alone: bool = False
     has_own_widths: bool = False
     has_delta_nets: bool = False
     has_tiled_heads: bool = False

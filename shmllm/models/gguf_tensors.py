@@ -292,10 +292,21 @@ def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
     return tensor.transpose(-1, -2) if layout == "transposed" and tensor.ndim > 1 else tensor
 
 
-def of_place(tensor: Tensor, place: Place) -> Tensor:
-    """A tensor of a checkpoint, or a part of it, in the layout of a file: `in_layout` reversed."""
+def of_place(tensor: Tensor, place: Place, num_rows: int = 0) -> Tensor:
+    """A tensor of a checkpoint, or a part of it, in the layout of a file: `in_layout` reversed, and
+    the values that it has.
+
+    Args:
+        tensor: the checkpoint's.
+        place: where it is.
+        num_rows: how many rows the file has of a vector that is "flat"; 0: one for each element.
+    """
+    if place.is_decay:
+        tensor = -tensor.double().exp().float()
     if place.layout == "row":
         tensor = tensor[0]
+    elif place.layout == "flat":
+        tensor = tensor.reshape(num_rows or len(tensor), -1)
     elif place.layout == "channels" and tensor.ndim > 1:
         tensor = tensor[:, 0]
     elif place.layout == "transposed" and tensor.ndim > 1:

@@ -14,8 +14,8 @@ from shmllm.formats.gguf_family import NUM_HEADS, NUM_KV_HEADS
 from shmllm.frontend.gguf.expert_fields import SIGMOIDS
 from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import LatentAttentionSpec
-from shmllm.models.recurrent_specs import ShortConvolutionSpec
+from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.recurrent_specs import Mamba2Spec, MambaSpec, ShortConvolutionSpec
 from shmllm.models.rope import attention_factor
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import MLPSpec, MoESpec
@@ -46,7 +46,7 @@ def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) 
         _NORM_EPS[config.norm.kind]: config.norm.eps,
         "vocab_size": config.vocab_size,
     }
-    values |= _attention(config)
+    values |= _mixers(config)
     if config.mixtures:
         values |= _experts(config.mixtures[0])
     windows = _windows(config)
@@ -67,11 +67,19 @@ _NORM_EPS = {
 }
 
 
-def _attention(config: ModelConfig) -> Values:
-    """The heads of the layers that have any, and what is only theirs."""
-    if config.latent_attentions:
-        return _latent_attention(config.latent_attentions[0])
-    attention = config.attentions[0]
+def _mixers(config: ModelConfig) -> Values:
+    """What the mixers of all layers are. A layer without attention has 0 heads of keys."""
+    first = {type(mixer): mixer for mixer in reversed(config.mixers)}
+    values: Values = {NUM_HEADS: 0}
+    for kind, mixer in first.items():
+        values |= _OF_MIXER.get(kind, lambda _: {})(mixer)
+    if len(first) > 1:
+        heads = [0 if kv is None else kv.count for kv in config.layer_kv]
+        values[NUM_KV_HEADS] = heads
+    return values
+
+
+def _attention(attention: AttentionSpec) -> Values:
     values: Values = {
         NUM_HEADS: attention.num_heads,
         NUM_KV_HEADS: attention.num_kv_heads,
@@ -96,8 +104,38 @@ def _latent_attention(attention: LatentAttentionSpec) -> Values:
     return values
 
 
+def _mamba(mixer: MambaSpec) -> Values:
+    return {
+        "ssm.conv_kernel": mixer.taps,
+        "ssm.inner_size": mixer.width,
+        "ssm.state_size": mixer.state_size,
+        "ssm.time_step_rank": mixer.rank,
+        "ssm.dt_b_c_rms": mixer.norms == "plain",
+    }
+
+
+def _mamba2(mixer: Mamba2Spec) -> Values:
+    return {
+        "ssm.conv_kernel": mixer.taps,
+        "ssm.inner_size": mixer.width,
+        "ssm.state_size": mixer.state_size,
+        "ssm.time_step_rank": mixer.heads,
+        "ssm.group_count": mixer.groups,
+    }
+
+
+_OF_MIXER: dict[type[Any], Callable[[Any], Values]] = {
+    AttentionSpec: _attention,
+    LatentAttentionSpec: _latent_attention,
+    MambaSpec: _mamba,
+    Mamba2Spec: _mamba2,
+}
+
+
 def _feed_forward_length(config: ModelConfig, fields: Mapping[str, Any]) -> int:
     mlp = config.layers[0].mlp
+    if mlp is None:
+        return 0
     assert isinstance(mlp, MLPSpec | MoESpec), "llama.cpp's families have these"
     width = fields.get("intermediate_size")
     return width if isinstance(mlp, MoESpec) and type(width) is int else mlp.inner
@@ -183,9 +221,17 @@ def _granite(config: ModelConfig, _: Mapping[str, Any]) -> Values:
 
 def _lfm2(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
     every = (each.taps for each in config.mixers if isinstance(each, ShortConvolutionSpec))
-    heads = [0 if kv is None else kv.count for kv in config.layer_kv]
-    taps = next(every, fields.get("conv_L_cache") or 3)
-    return {"attention.head_count_kv": heads, "shortconv.l_cache": taps}
+    return {"shortconv.l_cache": next(every, fields.get("conv_L_cache") or 3)}
+
+
+def _jamba(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    """A model without experts has one."""
+    mixture = next(iter(config.mixtures), None)
+    top_k = fields.get("num_experts_per_tok", 2) if mixture is None else mixture.top_k
+    return {
+        "expert_count": 1 if mixture is None else mixture.num_experts,
+        "expert_used_count": top_k,
+    }
 
 
 def _sigmoid_experts(config: ModelConfig, _: Mapping[str, Any]) -> Values:
@@ -260,6 +306,7 @@ _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] 
     "dots1": _shared_experts,
     "minimax-m2": _sigmoid_experts,
     "afmoe": _shared_experts,
+    "jamba": _jamba,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "cohere2": _cohere,

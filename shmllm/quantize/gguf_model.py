@@ -165,7 +165,7 @@ def _stored_bytes(each: Planned, drift: Drift) -> Array:
     for number in range(len(each.parts)):
         part = each.parts[number]
         with part.read() as tensor:
-            tensor = of_place(tensor, each.place)
+            tensor = of_place(tensor, each.place, each.num_rows)
             tensor = in_file_order(tensor, each.heads, each.place.layout)
             rounded = stored[number * size : (number + 1) * size]
             error, total = _round_into(rounded, tensor, each)

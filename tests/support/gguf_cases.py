@@ -243,6 +243,25 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         | {"max_position_embeddings": 128},
         None,
     ),
+    "mamba": ("mamba", {"time_step_rank": 5}, None),
+    "falcon mamba": ("falcon_mamba", {"time_step_rank": 5, "mixer_rms_eps": 1e-5}, None),
+    "mamba2": (
+        "mamba2",
+        {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 32},
+        None,
+    ),
+    "jamba": (
+        "jamba",
+        {"num_hidden_layers": 5, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 5}
+        | {"mamba_dt_rank": 5},
+        None,
+    ),
+    "jamba without experts": (
+        "jamba",
+        {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 0, "num_experts": 1}
+        | {"mamba_dt_rank": 5},
+        None,
+    ),
     "dots1": (
         "dots1",
         {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}

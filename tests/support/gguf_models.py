@@ -67,6 +67,10 @@ ARCHITECTURES = {
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
     "dots1": gguf.MODEL_ARCH.DOTS1,
+    "mamba": gguf.MODEL_ARCH.MAMBA,
+    "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
+    "mamba2": gguf.MODEL_ARCH.MAMBA2,
+    "jamba": gguf.MODEL_ARCH.JAMBA,
     "falcon": gguf.MODEL_ARCH.FALCON,
     "gpt_bigcode": gguf.MODEL_ARCH.STARCODER,
     "jais2": gguf.MODEL_ARCH.JAIS2,
@@ -76,8 +80,8 @@ PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
     *("granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
 )
-UNROUNDED = ("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", ".bias")
-"""What is F32 in any file, though it may have two dimensions."""
+_UNROUNDED = ("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", "_norm.")
+"""Weights that are F32 in any file, though they may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
 PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
@@ -159,11 +163,18 @@ def write_model(
         for name, values in (factors or _factors_of(config)).items():
             writer.add_tensor(name, np.asarray(values, np.float32))
         for name, stored, values in rearrange(stored_tensors(model)):
-            rounds = values.ndim > 1 and not any(part in stored for part in UNROUNDED)
-            chosen = (kinds or {}).get(name, kind if rounds else "F32")
+            chosen = (kinds or {}).get(name, kind_of(stored, values, kind))
             writer.add_tensor(stored, quantized(values, chosen), raw_dtype=KINDS[chosen])
 
     return write(path, gguf.MODEL_ARCH_NAMES[architecture], fill, max_tensors)
+
+
+def kind_of(stored: str, values: Array, kind: str) -> str:
+    """The type that a tensor gets in a file whose matrices have this one."""
+    rounds = values.ndim > 1 and stored.endswith(".weight")
+    if not rounds or any(part in stored for part in _UNROUNDED):
+        return "F32"
+    return "F16" if values.shape[-1] % gguf.GGML_QUANT_SIZES[KINDS[kind]][0] else kind
 
 
 def with_fused_experts(tensors: StoredTensors) -> StoredTensors:
@@ -477,11 +488,32 @@ def _of_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str,
     yield name, values
 
 
+def _of_mamba(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter stores decays, and of Mamba 2 columns and the norms of groups."""
+    is_second = config.model_type == "mamba2"
+    if name.endswith(".A_log"):
+        values = -np.exp(values.astype(np.float64)).astype(np.float32)
+    elif name.endswith("conv1d.weight"):
+        values = values[:, 0]
+    if is_second and name.endswith((".A_log", ".D")):
+        values = values[:, None]
+    elif is_second and name.endswith("mixer.norm.weight"):
+        values = values.reshape(config.n_groups, -1)
+    name = name.replace("model.embeddings", "backbone.embeddings")
+    if name.endswith("experts.gate_up_proj"):
+        yield from _halves(f"{name}.weight".replace("feed_forward", "mlp"), "gate_up_proj", values)
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight".replace("feed_forward", "mlp"), values
+    else:
+        yield name.replace(".dt_bias", ".dt_proj.bias"), values
+
+
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
     "gemma4_text": _of_gemma4,
     "granitemoehybrid": _of_granite_hybrid,
     "nemotron_h": _of_nemotron_h,
+    **dict.fromkeys(("mamba", "falcon_mamba", "mamba2", "jamba"), _of_mamba),
     "qwen3_5_text": _of_qwen35,
     **dict.fromkeys(LATENTS, _of_deepseek2),
     "qwen3_5_moe_text": _of_qwen35_moe,

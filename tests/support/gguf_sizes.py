@@ -62,8 +62,11 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     """Add the metadata that each model has, and those of its family."""
     family = config.model_type
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(getattr(config, "max_position_embeddings", 2**20))
     writer.add_embedding_length(config.hidden_size)
+    if family in ("mamba", "falcon_mamba", "mamba2"):
+        _add_mixers(writer, config)
+        return
     writer.add_head_count(config.num_attention_heads)
     if family in _WITHOUT_FIELDS:
         inner = getattr(config, "ffn_hidden_size", None) or getattr(config, "n_inner", None)
@@ -84,7 +87,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if head_dim and family not in (*LATENTS, "minicpm3"):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if family != "nemotron_h":  # which rotates nothing
+    if family not in ("jamba", "nemotron_h"):  # which rotate nothing
         ropes = config.rope_parameters
         writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
     own = _OF_FAMILY.get(family)
@@ -102,7 +105,7 @@ def _add_sizes_of_layers(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(config.shared_intermediate_size)
     elif family not in ("qwen3_5_moe_text", "nemotron_h"):
         writer.add_feed_forward_length(config.intermediate_size)
-    if family not in ("gpt_neox", "granitemoehybrid", "nemotron_h"):
+    if family not in ("gpt_neox", "granitemoehybrid", "jamba", "nemotron_h"):
         writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
 
 
@@ -300,6 +303,36 @@ def _add_minicpm3(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.qk_rope_head_dim)
 
 
+def _add_mixers(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.state_size)
+    if config.model_type == "mamba2":
+        writer.add_ssm_inner_size(config.num_heads * config.head_dim)
+        writer.add_ssm_time_step_rank(config.num_heads)
+        writer.add_ssm_group_count(config.n_groups)
+        return
+    writer.add_ssm_inner_size(config.intermediate_size)
+    writer.add_ssm_time_step_rank(config.time_step_rank)
+    writer.add_ssm_dt_b_c_rms(config.model_type == "falcon_mamba")
+
+
+def _add_jamba(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_experts(writer, config)
+    writer.add_ssm_conv_kernel(config.mamba_d_conv)
+    writer.add_ssm_state_size(config.mamba_d_state)
+    writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+    writer.add_ssm_time_step_rank(config.mamba_dt_rank)
+    period, offset = config.attn_layer_period, config.attn_layer_offset
+    heads = [
+        config.num_key_value_heads if layer % period == offset else 0
+        for layer in range(config.num_hidden_layers)
+    ]
+    writer.add_head_count_kv(heads)
+
+
 def _add_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_sigmoids(writer, config)
     writer.add_sliding_window(config.sliding_window)
@@ -387,6 +420,7 @@ _OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "minimax_m2": _add_minimax,
     "afmoe": _add_afmoe,
     "dots1": _add_dots1,
+    "jamba": _add_jamba,
     "minicpm3": _add_minicpm3,
     **dict.fromkeys(LATENTS, _add_deepseek2),
     "gemma2": _add_gemma2,
