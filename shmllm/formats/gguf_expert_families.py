@@ -52,6 +52,13 @@ WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
         has_own_widths=True,
         is_written=False,
     ),
+    ("qwen3vlmoe", True): GgufFamily(
+        title="the language model of Qwen 3 VL with experts",
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        modules={**EXPERTS, **QK_NORMS},
+        is_written=False,
+    ),
     ("granitemoe", True): GgufFamily(
         title="Granite MoE",
         architecture="GraniteMoeForCausalLM",

@@ -249,6 +249,8 @@ def architecture_of(config: Any) -> gguf.MODEL_ARCH:
     if config.model_type == "nemotron_h":
         has_experts = "moe" in config.layers_block_type
         return gguf.MODEL_ARCH.NEMOTRON_H_MOE if has_experts else gguf.MODEL_ARCH.NEMOTRON_H
+    if hasattr(config, "sections"):  # what a language model has behind a tower
+        return gguf.MODEL_ARCH.QWEN3VLMOE
     return ARCHITECTURES[config.model_type]
 
 

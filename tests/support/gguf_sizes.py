@@ -115,6 +115,9 @@ def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
     inner = getattr(config, "moe_intermediate_size", None)
     if inner or config.model_type == "gpt_oss":
         writer.add_expert_feed_forward_length(inner or config.intermediate_size)
+    if hasattr(config, "sections"):
+        writer.add_rope_dimension_sections(config.sections)
+        writer.add_num_deepstack_layers(3)
     if config.model_type == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if config.model_type == "gpt_oss":
