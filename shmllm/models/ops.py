@@ -10,9 +10,10 @@ from torch import Tensor
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.mlp import MLP
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.short_convolution import ShortConvolution
 
@@ -269,7 +270,8 @@ class Ops(LinearOps, Protocol):
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         """Computes an MLP: [tokens, hidden] -> [tokens, hidden].
 
-        The result is ``down(act(gate(x)) * up(x))`` if it is gated, else ``down(act(up(x)))``.
+        The result is ``down(act(gate(x)) * up(x))`` if it is gated, else ``down(act(up(x)))``. The
+        activation may have numbers, `MLP.learned`.
         """
 
     def route(self, x: Tensor, moe: MoE) -> Routing:

@@ -14,6 +14,7 @@ from shmllm.formats.text_files import read_text
 
 ARCHITECTURES: dict[str, str] = {
     "AfmoeForCausalLM": "afmoe",
+    "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",

@@ -14,6 +14,17 @@ from shmllm.models.mixer_specs import MixerSpec
 
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+LearnedActivation = Literal["xielu"]
+LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
+    "xielu": {
+        "alpha_p": ((1,), 0.2033823),
+        "alpha_n": ((1,), -1.0502256),
+        "beta": ((), 0.5),
+        "eps": ((), -1e-6),
+    }
+}
+"""The numbers that a model learns of an activation in each layer, in the order in which kernels
+read them: by the name in a checkpoint, its shape there, and the value before training."""
 ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss", "relu_squared"]
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid"]
 
@@ -43,15 +54,21 @@ class MLPSpec:
 
     Attributes:
         inner: the width of the activation's output.
-        activation: "silu", "gelu" (with the error function), "gelu_tanh", "relu" or "relu_squared".
+        activation: "silu", "gelu" (with the error function), "gelu_tanh", "relu", "relu_squared",
+            or, without a gate, "xielu", whose numbers a model learns; see LEARNED.
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias: whether the projections have a bias.
     """
 
     inner: int
-    activation: Activation = "silu"
+    activation: Activation | LearnedActivation = "silu"
     gated: bool = True
     bias: bool = False
+
+    @property
+    def learns_activation(self) -> bool:
+        """Whether the activation has numbers that a model learns."""
+        return self.activation in LEARNED
 
     @property
     def up_width(self) -> int:

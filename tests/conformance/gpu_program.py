@@ -161,6 +161,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral4": LATENT
     | {"n_routed_experts": 8, "num_experts_per_tok": 2, "rope_parameters": dict(GROWING)},
     "nanochat": {},
+    "apertus": {},
     "arcee": {},
     "cwm": {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "hyperclovax": {"residual_multiplier": 0.4, "logits_scaling": 0.5},

@@ -36,10 +36,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 QUICK = "exaone4"
 """Windows in three of four layers, which prompts exceed, and one without a rotation."""
 FAMILIES = [
-    "apertus", "flint", "gemma3n_text", "modernbert-decoder", "phimoe",
+    "flint", "gemma3n_text", "modernbert-decoder", "phimoe",
 ]  # fmt: skip
 RUNS = {
-    "apertus", "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
+    "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
     "bert-generation", "bitnet", "cohere_compass_text", "ctrl",
     "dbrx", "electra", "emu3", "ernie",
     "flint", "fuyu", "gemma3n_text", "gemma4_unified_text", "got_ocr2",

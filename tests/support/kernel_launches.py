@@ -94,6 +94,7 @@ from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
+from shmllm_kernels.gpu.xielu import xielu
 from shmllm_kernels.reference.moe import Choice
 from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
 from shmllm_kernels.reference.sampling import SamplingColumns
@@ -166,6 +167,7 @@ def rows(capability: int) -> None:
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
     for name in ("gelu", "gelu_tanh"):
         activation.activate(gate_up, gate_up.clone(), name, is_gated=False)
+    xielu(gate_up, gate_up.clone(), empty(4, dtype=torch.float32))
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
     slots = empty(4, dtype=torch.int64)
     norms = HeadNorms(angles[0, 0], angles[0, 0], 1e-6)

@@ -13,6 +13,7 @@ from support.one_thread import one_thread
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
+    ApertusConfig,
     ArceeConfig,
     AutoConfig,
     BambaConfig,
@@ -124,6 +125,7 @@ SIZES = {
 }
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "afmoe": AfmoeConfig,
+    "apertus": ApertusConfig,
     "arcee": ArceeConfig,
     "bamba": BambaConfig,
     "codegen": CodeGenConfig,

@@ -143,6 +143,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 48}
         | {"mup_enabled": True, "route_scale": 1.5},
     ),
+    "apertus": ("Apertus", {}),
     "arcee": ("Arcee", {}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
     "hyperclovax": (
@@ -292,7 +293,7 @@ MAMBAS = (
 RECURRENT = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "lfm2", "lfm2_moe", *MAMBAS)
 """Those whose layers have states."""
 DENSE = (
-    *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
+    *("apertus", "arcee", "cohere", "ernie4_5", "exaone4", "glm"),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat", "granite_swa"),
@@ -311,7 +312,7 @@ NOT_IN_GGUF = (
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
-    *("cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo"),
+    *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4")

@@ -38,3 +38,23 @@ def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
         return function(x)
     gate, up = x.chunk(2, -1)
     return function(gate) * up
+
+
+def xielu(x: Tensor, numbers: Tensor) -> Tensor:
+    """Returns xIELU (Huang and Schlag, 2024).
+
+    Args:
+        x: any shape.
+        numbers: [4]: softplus of the first is the factor of squares above 0; softplus of the second
+            plus the third is that of ``exp(x) - 1 - x`` below 0; the third is the factor of x; x
+            counts as the fourth, which is below 0, where it is larger, in the exponent alone.
+
+    Returns:
+        As x.
+    """
+    p, n, linear, bound = numbers.to(x.dtype) if x.dtype == torch.float64 else numbers.float()
+    y = x if x.dtype == torch.float64 else x.float()
+    negative = (torch.expm1(torch.minimum(y, bound)) - y) * (F.softplus(n) + linear)
+    positive = F.softplus(p) * y * y
+    result: Tensor = torch.where(y > 0, positive, negative) + linear * y
+    return result.to(x.dtype)

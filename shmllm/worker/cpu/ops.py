@@ -14,9 +14,10 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
@@ -49,6 +50,7 @@ from shmllm_kernels.cpu.rows import (
     JOIN,
     SCALE_AND_CAP,
 )
+from shmllm_kernels.cpu.xielu import XIELU
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -293,15 +295,20 @@ class CpuOps:
         return out
 
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
-        spec, out = mlp.spec, self._buffers.activated(mlp.spec.inner)
+        out = self._buffers.activated(mlp.spec.inner)
         if self._lora is None and self._products.joins(mlp):
             self._products.record_gate_and_up(self._num_tokens, x, mlp, out)
         else:
-            projected = self.linear(x, mlp.gate_up_proj)
-            label = f"{spec.activation}_and_mul" if spec.gated else spec.activation
-            kernel = ACTIVATE[spec.activation, spec.gated]
-            self._record(label, kernel, projected.data_ptr(), out.data_ptr(), out.shape[1])
+            self._activate(self.linear(x, mlp.gate_up_proj), mlp, out)
         return self.linear(out, mlp.down_proj)
+
+    def _activate(self, projected: Tensor, mlp: MLP, out: Tensor) -> None:
+        spec, operands = mlp.spec, [projected.data_ptr(), out.data_ptr(), out.shape[1]]
+        if mlp.learned is not None:
+            self._record(spec.activation, XIELU, *operands, mlp.learned.data_ptr())
+            return
+        label = f"{spec.activation}_and_mul" if spec.gated else spec.activation
+        self._record(label, ACTIVATE[spec.activation, spec.gated], *operands)
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         logits = self._experts.logits(moe.spec)

@@ -15,9 +15,10 @@ from torch import Tensor
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.short_convolution import ShortConvolution
@@ -236,6 +237,9 @@ class FusedOps:
         if not is_whole(mlp.gate_up_proj.weight):
             return self._ops.mlp(self.value(x), mlp)
         product, spec = Product(x, mlp.gate_up_proj), mlp.spec
+        if mlp.learned is not None:
+            activated = self._ops.learned_activation(self.value(product), mlp)
+            return self.linear(activated, mlp.down_proj)
         activation = Activation(spec.activation, spec.gated)
         out = self._multiply(product, self._buffers.activated(spec.inner), activation=activation)
         return self.linear(out, mlp.down_proj)

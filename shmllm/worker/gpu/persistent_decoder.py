@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.decoder import DecoderLayer, DecoderModel
-from shmllm.models.layers import MLP, Attention, Linear
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.decoder_layer import DecoderLayer
+from shmllm.models.layers import Attention, Linear
 from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec
+from shmllm.models.mlp import MLP
 from shmllm.models.specs import LayerSpec, MLPSpec
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -66,6 +68,8 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
         return "the kernel does not compute the mixer"
     if not isinstance(mlp, MLPSpec):
         return "the kernel does not compute the feed-forward"
+    if mlp.learns_activation:
+        return "the kernel does not compute the activation"
     names = layer.norms
     has_both = names.before_mixer is not None and names.before_mlp is not None
     are_equal = (names.after_mixer is None) == (names.after_mlp is None)

@@ -298,6 +298,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 6, "num_shared_experts": 1, "num_dense_layers": 0}
         | {"mup_enabled": False, "global_attn_every_n_layers": 2, "num_key_value_heads": None},
     ),
+    "apertus": ("apertus", {}),
+    "apertus-plain": (
+        "apertus",
+        {"hidden_act": "relu2", "attention_bias": True, "head_dim": 16, "rope_parameters": ROPE},
+    ),
     "arcee": ("arcee", {}),
     "arcee-bias": ("arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
@@ -823,6 +828,7 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 BFLOAT16 = [
     "afmoe-all-experts",
     "cohere2-moe-all-experts",
+    "apertus",
     "arcee",
     "bamba",
     "falcon-mamba",

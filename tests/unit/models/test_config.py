@@ -272,7 +272,7 @@ def test_absent_fields_of_dense_families_agree_with_transformers(
 @pytest.mark.parametrize(
     "family",
     [
-        *("codegen", "cwm", "falcon", "gpt_bigcode", "gpt_neo"),
+        *("apertus", "codegen", "cwm", "falcon", "gpt_bigcode", "gpt_neo"),
         *("granite_swa", "hyperclovax", "jais2", "vaultgemma"),
     ],
 )

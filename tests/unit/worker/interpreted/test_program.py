@@ -29,7 +29,7 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
-from shmllm.models.decoder import FurtherLayer
+from shmllm.models.decoder_layer import FurtherLayer
 from shmllm.models.layers import Storage
 from shmllm.worker.gpu import attention
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -144,6 +144,15 @@ def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
     launched = list(gpu_device.launched)
     begin = "_rope_tables" if "_rope_tables" in launched else "_copy_rows"
     return launched[launched.index(begin) + 1 :]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("launches_only")
+def test_an_activation_with_numbers_of_its_own_is_a_launch_of_its_own(gpu_device, models) -> None:
+    launched = launches_of_a_decode(gpu_device, models("apertus")[1], 1)
+    product = "multiply_single_row"
+    layer = [product, "attend_decodes", product, product, "_xielu", product]
+    assert launched[: 2 * len(layer)] == layer + layer
 
 
 ENDS = (
