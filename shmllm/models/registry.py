@@ -96,6 +96,8 @@ ARCHITECTURES: dict[str, str] = {
     "OPTForCausalLM": "opt",
     "Phi3ForCausalLM": "phi3",
     "PhiForCausalLM": "phi",
+    "PhimoeForCausalLM": "phimoe",
+    "PhiMoEForCausalLM": "phimoe",
     "Qwen2AudioForConditionalGeneration": "qwen2_audio",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",

@@ -26,7 +26,7 @@ LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
 """The numbers that a model learns of an activation in each layer, in the order in which kernels
 read them: by the name in a checkpoint, its shape there, and the value before training."""
 ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss", "relu_squared"]
-Scoring = Literal["softmax", "softmax_of_top", "sigmoid"]
+Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "mixer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,11 @@ class MoESpec:
         inner: the width of an expert's activation's output.
         activation: "silu", "gelu_tanh", gpt-oss's clamped product, or "relu_squared", which has no
             gate.
-        scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones, or
-            "sigmoid" of each.
+        scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
+            "sigmoid" of each, or "mixer": each chosen expert has a softmax by itself, over those
+            that are near to it (SparseMixer, Liu et al., 2024).
+        mixer_limit: with "mixer": how far other logits may be below that of a chosen expert, as a
+            share.
         renormalize: whether the weights of the chosen experts are divided by their sum.
         total_eps: added to that sum if it is one of sigmoids.
         weight_scale: the factor of the weights.
@@ -133,6 +136,7 @@ class MoESpec:
     inner: int
     activation: ExpertActivation = "silu"
     scoring: Scoring = "softmax"
+    mixer_limit: float = 0.0
     renormalize: bool = False
     total_eps: float = 1e-20
     weight_scale: float = 1.0

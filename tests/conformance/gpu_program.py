@@ -184,6 +184,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nemotron": {"attention_bias": True},
     "olmo": {},
     "phi": {},
+    "phimoe": {"num_local_experts": 4, "intermediate_size": 24, "router_jitter_noise": 0.3},
     "opt": {"ffn_dim": 96},
     "seed_oss": {"head_dim": 16, "attention_out_bias": True},
     "stablelm": {"use_parallel_residual": True, "use_qkv_bias": True},

@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 QUICK = "exaone4"
 """Windows in three of four layers, which prompts exceed, and one without a rotation."""
 FAMILIES = [
-    "flint", "gemma3n_text", "modernbert-decoder", "phimoe",
+    "flint", "gemma3n_text", "modernbert-decoder",
 ]  # fmt: skip
 RUNS = {
     "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
@@ -45,7 +45,7 @@ RUNS = {
     "flint", "fuyu", "gemma3n_text", "gemma4_unified_text", "got_ocr2",
     "jetmoe", "kolibri1", "laguna", "longcat_flash", "mimo_v2_flash",
     "minimax_m3_vl_text", "mllama", "modernbert-decoder",
-    "moshi", "persimmon", "phi4_multimodal", "phimoe",
+    "moshi", "persimmon", "phi4_multimodal",
     "roc_bert",
 }  # fmt: skip
 """The families that run, which docs/models.md lists."""

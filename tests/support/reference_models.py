@@ -203,6 +203,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_rope_theta": [0, 1e4, 5e4, 1e4]},
     ),
     "granite_swa": ("GraniteSWA", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "phimoe": (
+        "Phimoe",
+        {"num_local_experts": 8, "intermediate_size": 32, "router_jitter_noise": 0.3}
+        | {"attention_bias": True},
+    ),
     "hy_v3": ("HYV3", ROUTER | {"head_dim": 16}),
     "mellum": (
         "Mellum",
@@ -304,7 +309,7 @@ DENSE = (
 WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
-    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "dots1"),
+    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "dots1", "phimoe"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -312,7 +317,7 @@ NOT_IN_GGUF = (
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
-    *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo"),
+    *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4")

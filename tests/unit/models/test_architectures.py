@@ -31,6 +31,14 @@ LLAMA3_ROPE = ROPE | {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+MSCALES = ROPE | {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.3, 1.7, 2.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 256,
+}
 YARN_ROPE = ROPE | {
     "rope_type": "yarn",
     "factor": 8.0,
@@ -467,6 +475,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.75}},
     ),
+    "phimoe": (
+        "phimoe",
+        {"num_local_experts": 6, "intermediate_size": 40, "router_jitter_noise": 0.3}
+        | {"attention_bias": True, "lm_head_bias": True, "sliding_window": 7},
+    ),
+    "phimoe-longrope": (
+        "phimoe",
+        {"num_local_experts": 5, "intermediate_size": 40, "rope_parameters": MSCALES},
+    ),
+    "phimoe-all-experts": (
+        "phimoe",
+        {"num_local_experts": 2, "intermediate_size": 40, "router_jitter_noise": 9.0},
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "smollm3-all-biases": (
         "smollm3",
@@ -792,6 +813,7 @@ VARIANTS_OF_ROUTERS = {
     "hunyuan-moe-all-experts",
     "minimax-m2-all-experts",
     "mistral4-all-experts",
+    "phimoe-all-experts",
     "solar-open-all-experts",
 }
 """Cases that repeat what others show of latent attention and of routers in groups."""
@@ -896,6 +918,7 @@ BFLOAT16 = [
     "opt",
     "phi",
     "phi3",
+    "phimoe-all-experts",
     "qwen2-tied",
     "qwen3-next-all-experts",
     "qwen3.5",
