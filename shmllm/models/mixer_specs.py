@@ -71,6 +71,8 @@ class AttentionSpec:
         norms_rotated: whether that of each head is behind the rotation, and not before it.
         growth: rate and length of ``1 + rate * log(1 + floor(position / length))``, the factor of
             rotated queries (Llama 4); None: they have none.
+        clip: the bound of the numbers of queries, keys and values on both sides, before their norms
+            and rotation; None: there is none.
         bias: whether the projections to queries, keys and values have a bias.
         output_bias: whether the output projection has a bias.
         gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
@@ -95,6 +97,7 @@ class AttentionSpec:
     qk_norm: QKNorm | None = None
     norms_rotated: bool = False
     growth: tuple[float, int] | None = None
+    clip: float | None = None
     bias: bool = False
     output_bias: bool = False
     gated: bool = False

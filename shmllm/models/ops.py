@@ -136,6 +136,10 @@ class Ops(LinearOps, Protocol):
         """Multiplies ``x`` [tokens, width], in place, by a number, and by a weight [1] unless it is
         None. Returns ``x``."""
 
+    def clip(self, x: Tensor, bound: float) -> Tensor:
+        """Makes numbers of ``x`` [tokens, width] that are above a bound, or below its negative,
+        equal to it, in place. Returns ``x``."""
+
     def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
         """Computes the inputs that each layer has of its own, for `gate_layer_input`.
 

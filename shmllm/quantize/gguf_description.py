@@ -195,6 +195,11 @@ def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
     return {}
 
 
+def _olmo(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    clip = config.attentions[0].clip
+    return {} if clip is None else {"attention.clamp_kqv": clip}
+
+
 def _mistral3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     growth = config.attentions[0].growth
     if growth is None:
@@ -313,6 +318,7 @@ _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] 
     "command-r": _cohere,
     "exaone4": _pattern,
     "phi3": _phi3,
+    "olmo": _olmo,
     "olmo2": _pattern,
     "gptneox": _parallel,
     "stablelm": _parallel,

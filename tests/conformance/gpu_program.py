@@ -182,7 +182,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"rotary_dim": 8},
     "helium": {"head_dim": 16},
     "nemotron": {"attention_bias": True},
-    "olmo": {},
+    "olmo": {"clip_qkv": 0.5},
     "phi": {},
     "phimoe": {"num_local_experts": 4, "intermediate_size": 24, "router_jitter_noise": 0.3},
     "opt": {"ffn_dim": 96},

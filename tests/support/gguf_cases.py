@@ -213,6 +213,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     "gpt-neox sequential": ("gpt_neox", {"use_parallel_residual": False}, None),
     "nemotron": ("nemotron", {"attention_bias": True, "mlp_bias": True}, None),
     "olmo": ("olmo", {}, None),
+    "olmo with bounds": ("olmo", {"clip_qkv": 0.25}, lambda writer: writer.add_clamp_kqv(0.25)),
     "phi": ("phi", {}, None),
     "gpt2": ("gpt2", {"n_inner": 72}, None),
     "falcon": ("falcon", {"ffn_hidden_size": 72}, None),

@@ -175,7 +175,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPTJ", {"n_inner": 96, "rotary_dim": 8}),
     "helium": ("Helium", {"head_dim": 16}),
     "nemotron": ("Nemotron", {}),
-    "olmo": ("Olmo", {}),
+    "olmo": ("Olmo", {"clip_qkv": 1.0}),
     "phi": ("Phi", {"num_key_value_heads": 4}),
     "opt": ("OPT", {"ffn_dim": 96}),
     "seed_oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),

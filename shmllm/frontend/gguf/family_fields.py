@@ -150,9 +150,8 @@ def _olmo(known: Metadata, config: Json) -> Json:
     eps = config["layer_norm_eps"]  # transformers has no field of it
     if not math.isclose(eps, 1e-5, rel_tol=1e-5):
         raise known.header.error(f"attention.layer_norm_epsilon {eps:g} is not supported")
-    if known.find("attention.clamp_kqv"):
-        raise known.header.error("attention.clamp_kqv is not supported")
-    return no_window(known, config)
+    clip = known.number("attention.clamp_kqv") if known.find("attention.clamp_kqv") else None
+    return no_window(known, config) | {"clip_qkv": clip}
 
 
 def _olmo2(known: Metadata, config: Json) -> Json:

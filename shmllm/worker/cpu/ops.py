@@ -44,6 +44,7 @@ from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.norms import ADD, SCALE
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
+    CLIP,
     EMBED,
     EMBED_PACKED,
     GATHER,
@@ -244,6 +245,10 @@ class CpuOps:
         kernel = SCALE["float32" if weight is None else kind_of(weight)]
         operands = x.data_ptr(), x.shape[1], word_of_float(factor), _address(weight)
         self._record("scale", kernel, *operands)
+        return x
+
+    def clip(self, x: Tensor, bound: float) -> Tensor:
+        self._record("clip", CLIP, x.data_ptr(), x.shape[1], word_of_float(bound))
         return x
 
     def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:

@@ -268,6 +268,9 @@ class FusedOps:
                 return x
         return self._ops.scale(self.value(x), factor, weight)
 
+    def clip(self, x: Any, bound: float) -> Tensor:
+        return self._ops.clip(self.value(x), bound)
+
     def embed_per_layer(self, hidden: Any, inputs: PerLayerInputs) -> None:
         self._ops.embed_per_layer(self.value(hidden), inputs)
 

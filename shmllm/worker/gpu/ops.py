@@ -253,6 +253,9 @@ class GpuOps:
             x.mul_(factor)
         return x if weight is None else x.mul_(weight)
 
+    def clip(self, x: Tensor, bound: float) -> Tensor:
+        return x.clamp_(-bound, bound)
+
     def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
         self._per_layer.embed(hidden, inputs)
 

@@ -698,6 +698,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 1.0}},
     ),
     "olmo": ("olmo", {}),
+    "olmo-clip": ("olmo", {"clip_qkv": 0.25}),
     "olmo-bias": ("olmo", {"attention_bias": True, "tie_word_embeddings": True}),
     "phi": ("phi", {}),
     "phi-tied": (
