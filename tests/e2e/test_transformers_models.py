@@ -41,7 +41,7 @@ FAMILIES = [
 RUNS = {
     "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
     "bert-generation", "bitnet", "cohere_compass_text", "ctrl",
-    "dbrx", "electra", "emu3", "ernie",
+    "electra", "emu3", "ernie",
     "flint", "fuyu", "gemma3n_text", "gemma4_unified_text", "got_ocr2",
     "jetmoe", "kolibri1", "laguna", "longcat_flash", "mimo_v2_flash",
     "minimax_m3_vl_text", "mllama", "modernbert-decoder",

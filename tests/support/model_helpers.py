@@ -22,6 +22,7 @@ from transformers import (
     Cohere2MoeConfig,
     CohereConfig,
     CwmConfig,
+    DbrxConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     Dots1Config,
@@ -134,6 +135,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "cohere2_moe": Cohere2MoeConfig,
     "cohere2": Cohere2Config,
     "cwm": CwmConfig,
+    "dbrx": DbrxConfig,
     "deepseek_v2": DeepseekV2Config,
     "deepseek_v3": DeepseekV3Config,
     "dots1": Dots1Config,
@@ -234,7 +236,8 @@ def reference_model(
     model = model_of(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or ".ln_" in name or name.endswith("scale"):
+            is_norm = "norm" in name and parameter.ndim == 1
+            if is_norm or ".ln_" in name or name.endswith("scale"):
                 parameter.normal_(1.0, 0.2)
             elif name.endswith(STATE_PARAMETERS):
                 parameter.normal_(0.0, 0.5)

@@ -203,6 +203,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_rope_theta": [0, 1e4, 5e4, 1e4]},
     ),
     "granite_swa": ("GraniteSWA", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "dbrx": (
+        "Dbrx",
+        {"d_model": 64}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 1e4}}
+        | {"ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 3}},
+    ),
     "phimoe": (
         "Phimoe",
         {"num_local_experts": 8, "intermediate_size": 32, "router_jitter_noise": 0.3}
@@ -309,7 +315,7 @@ DENSE = (
 WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
-    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "dots1", "phimoe"),
+    *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "dots1", "phimoe", "dbrx"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -317,7 +323,7 @@ NOT_IN_GGUF = (
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma4", "glm4_moe", "glm4_moe_lite", "mistral4", "nanochat"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
-    *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe"),
+    *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4")
@@ -382,7 +388,7 @@ def draw_weights(model: Any) -> None:
     that are all ones or zeros would hide a mistake."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or ".ln_" in name:
+            if ("norm" in name and parameter.ndim == 1) or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
             elif parameter.ndim == 1 or name.endswith(("bias", "conv1d.weight", "A_log")):
                 parameter.normal_(0.0, 0.5)

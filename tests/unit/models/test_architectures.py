@@ -494,6 +494,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"no_rope_layers": [0, 1, 0], "attention_bias": True}
         | {"mlp_bias": True, "tie_word_embeddings": False},
     ),
+    "dbrx": (
+        "dbrx",
+        {"d_model": 48}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.25, "rope_theta": 500.0}}
+        | {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 2}},
+    ),
+    "dbrx-all-experts": (
+        "dbrx",
+        {
+            "d_model": 48,
+            "attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 3, "moe_top_k": 3}
+            | {"moe_normalize_expert_weights": None},
+        },
+    ),
     "dots1": (
         "dots1",
         GROUPS
@@ -793,6 +808,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 VARIANTS_OF_ROUTERS = {
     "afmoe-all-experts",
+    "dbrx-all-experts",
     "cohere2-moe-all-experts",
     "cohere2-moe-undivided",
     "deepseek-v2",
@@ -882,6 +898,7 @@ BFLOAT16 = [
     "vaultgemma",
     "deepseek-v2-all-experts",
     "deepseek-v3-all-experts",
+    "dbrx-all-experts",
     "dots1-all-experts",
     "ernie4.5",
     "ernie4.5-moe-all-experts",

@@ -41,6 +41,7 @@ OF_DEEPSEEK = (
 )
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
+    "dbrx",
     "falcon",
     "gpt2",
     "codegen",
