@@ -1,7 +1,8 @@
 """The families of models in GGUF files that run. A family is a row of FAMILIES.
 
 The names on one side are llama.cpp's, on the other transformers'; `gguf_expert_families.py` has
-those with experts. This module must not know the fields of config.json, nor import torch.
+those with experts, `gguf_recurrent_families.py` those with states. This module must not know the
+fields of config.json, nor import torch.
 """
 
 from __future__ import annotations
@@ -11,33 +12,31 @@ from shmllm.formats.gguf_family import OUTSIDE, GgufFamily
 from shmllm.formats.gguf_places import (
     ATTENTION,
     DENSE,
-    FALCON_H1,
-    GATED_QKV,
+    FALCON,
+    FALCON_NORMS,
     GEMMA,
     GEMMA3N,
     GEMMA4,
     GLM4,
     GPT2,
     GPTNEOX,
-    GRANITE_HYBRID,
     HUNYUAN_NORMS,
-    LFM2,
+    MINICPM3,
     MLP,
-    NEMOTRON_H,
     OLMO2,
     OUTSIDE_GEMMA3N,
-    OUTSIDE_LFM2,
-    OUTSIDE_NEMOTRON_H,
+    OUTSIDE_GPT2,
     OUTSIDE_PER_LAYER,
     PHI2,
     PHI3,
     QK_NORMS,
-    QWEN35,
     SEED_OSS,
+    STARCODER,
     STARCODER2,
     UNGATED,
     YOUTU,
 )
+from shmllm.formats.gguf_recurrent_families import RECURRENT
 
 FAMILIES: dict[tuple[str, bool], GgufFamily] = {
     ("llama", False): GgufFamily(
@@ -65,18 +64,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Qwen3VLForConditionalGeneration",
         model_type="qwen3_vl_text",
         modules={**DENSE, **QK_NORMS},
-    ),
-    ("qwen35", False): GgufFamily(
-        title="Qwen 3.5",
-        architecture="Qwen3_5ForCausalLM",
-        model_type="qwen3_5_text",
-        modules=QWEN35,
-        in_attention=GATED_QKV,
-        is_partial=True,
-        norm_offset=1.0,
-        has_delta_nets=True,
-        has_tiled_heads=True,
-        is_written=False,
     ),
     ("mistral3", False): GgufFamily(
         title="Mistral 3 and Ministral 3",
@@ -157,23 +144,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="granite",
         modules=DENSE,
         is_permuted=True,
-    ),
-    ("granitehybrid", False): GgufFamily(
-        title="Granite 4",
-        architecture="GraniteMoeHybridForCausalLM",
-        model_type="granitemoehybrid",
-        modules=GRANITE_HYBRID,
-        is_permuted=True,
-        is_hybrid=True,
-        is_written=False,
-    ),
-    ("falcon-h1", False): GgufFamily(
-        title="Falcon-H1",
-        architecture="FalconH1ForCausalLM",
-        model_type="falcon_h1",
-        modules=FALCON_H1,
-        outside={**OUTSIDE, "output_norm": "model.final_layernorm"},
-        is_written=False,
     ),
     ("smollm3", False): GgufFamily(
         title="SmolLM3",
@@ -287,38 +257,49 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="cohere2",
         modules={**ATTENTION, **MLP},
     ),
-    ("lfm2", False): GgufFamily(
-        title="LFM2",
-        architecture="Lfm2ForCausalLM",
-        model_type="lfm2",
-        modules=LFM2,
-        outside=OUTSIDE_LFM2,
-        is_hybrid=True,
-    ),
     ("gpt2", False): GgufFamily(
         title="GPT-2",
         architecture="GPT2LMHeadModel",
         model_type="gpt2",
         modules=GPT2,
+        outside=OUTSIDE_GPT2,
+        layers="transformer.h",
+    ),
+    ("starcoder", False): GgufFamily(
+        title="StarCoder 1",
+        architecture="GPTBigCodeForCausalLM",
+        model_type="gpt_bigcode",
+        modules=STARCODER,
+        outside=OUTSIDE_GPT2,
+        layers="transformer.h",
+    ),
+    ("falcon", False): GgufFamily(
+        title="Falcon",
+        architecture="FalconForCausalLM",
+        model_type="falcon",
+        modules=FALCON,
+        forms={"attn_norm_2": FALCON_NORMS},
         outside={
-            "token_embd": "transformer.wte",
-            "position_embd": "transformer.wpe",
+            "token_embd": "transformer.word_embeddings",
             "output_norm": "transformer.ln_f",
             "output": "lm_head",
         },
         layers="transformer.h",
     ),
-    ("nemotron_h", False): GgufFamily(
-        title="Nemotron-H",
-        architecture="NemotronHForCausalLM",
-        model_type="nemotron_h",
-        modules=NEMOTRON_H,
-        outside=OUTSIDE_NEMOTRON_H,
-        is_partial=True,
-        is_hybrid=True,
-        needs_head=True,
-        is_written=False,
+    ("jais2", False): GgufFamily(
+        title="Jais 2",
+        architecture="Jais2ForCausalLM",
+        model_type="jais2",
+        modules=UNGATED,
+    ),
+    ("minicpm3", False): GgufFamily(
+        title="MiniCPM 3",
+        architecture="MiniCPM3ForCausalLM",
+        model_type="minicpm3",
+        modules=MINICPM3,
+        has_latents=True,
     ),
     **WITH_EXPERTS,
+    **RECURRENT,
 }
 """The families by llama.cpp's architecture, and whether the model has experts."""

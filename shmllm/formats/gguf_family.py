@@ -7,7 +7,7 @@ families. This module must not know the fields of config.json, nor import torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -53,11 +53,13 @@ class Place:
         layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
             other way round; "row": the checkpoint has a matrix of one row, the file that or a
             vector;
-            "flat": the checkpoint has a vector of what the file has in rows;
+            "flat": the checkpoint has a vector of what the file has in rows, of one element
+            each or as many rows as `num_rows` says;
             "channels": the checkpoint has a matrix of one row for each channel of a convolution,
             the file a row;
-            "heads": the checkpoint has the rows of a query, a key and a value head side by side,
-            the file those of all queries before those of all keys and all values.
+            "heads": the checkpoint has the rows of each key head, behind those of the queries that
+            it serves and before those of its value head; the file has those of all queries before
+            those of all keys and all values.
         part: the number of this tensor among those that make the checkpoint's one.
         num_parts: how many tensors of the file these are.
         in_turn: whether their rows take turns, the rows `part`, `part + num_parts` and so on of
@@ -68,6 +70,7 @@ class Place:
             tensor, or in that of each expert.
         heads: how many rows each of `names` has, in heads that are all of the same width; empty: as
             many as the others.
+        num_rows: the key, below the architecture's prefix, of the number of rows.
         is_read_alone: whether files that are written have other tensors in place of this one.
     """
 
@@ -79,6 +82,7 @@ class Place:
     is_decay: bool = False
     others: tuple[str, ...] = ()
     heads: tuple[HeadRows, ...] = ()
+    num_rows: str = ""
     is_read_alone: bool = False
 
     @property
@@ -117,6 +121,8 @@ class GgufFamily:
         in_attention: the places of what has another meaning in layers with attention.
         attention_layers: the numbers of the layers of a file that have attention; only
             `family_of` sets it, of families with `in_attention`.
+        forms: by the names of modules that only some files have: the places that differ in these,
+            that of the module included.
         outside: the places of all others.
         layers: what a checkpoint's names of layers begin with.
         is_permuted: whether the rows of queries and keys are in llama.cpp's order, in which it
@@ -125,6 +131,7 @@ class GgufFamily:
         norm_offset: what the file's weights of norms have more than a checkpoint's.
         is_hybrid: whether only some layers have attention; the file says that others have 0 heads
             of keys.
+        has_mixers_alone: whether layers are a mixer with a state and nothing else.
         has_own_widths: whether heads or MLPs of layers have other widths or numbers than each
             other's.
         has_delta_nets: whether the layers without attention are gated delta nets, with attention
@@ -144,12 +151,14 @@ class GgufFamily:
     modules: Places
     in_attention: Places = field(default_factory=dict)
     attention_layers: frozenset[str] = frozenset()
+    forms: Mapping[str, Places] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
     layers: str = "model.layers"
     is_permuted: bool = False
     is_partial: bool = False
     norm_offset: float = 0.0
     is_hybrid: bool = False
+    has_mixers_alone: bool = False
     has_own_widths: bool = False
     has_delta_nets: bool = False
     has_tiled_heads: bool = False
@@ -167,6 +176,18 @@ class GgufFamily:
     def has_fused_gate(self) -> bool:
         """Whether gate and up of an MLP are one tensor of a file, which calls it up."""
         return self.modules.get("ffn_up") == "mlp.gate_up_proj"
+
+    def form(self, has: Callable[[str, str], bool]) -> GgufFamily:
+        """Returns the family with the places of the form that a model has.
+
+        Args:
+            has: says whether the model has a module, by the names of a file and of a checkpoint.
+        """
+        modules = dict(self.modules)
+        for name, places in self.forms.items():
+            if has(name, as_place(places[name]).name):
+                modules |= places
+        return replace(self, modules=modules)
 
     def place(self, stored: str) -> Place:
         """Returns the place of a tensor of a file, with the checkpoint's whole name; the same name
@@ -204,14 +225,15 @@ class GgufFamily:
         """The keys of `modules` that written files have."""
         return {known for known, at in self.modules.items() if not as_place(at).is_read_alone}
 
-    def heads_key(self, stored: str, number: int = 0) -> str | None:
-        """Returns the key, below the architecture's prefix, of the number of heads whose rows have
-        another order in a tensor of a file, or in what the tensor of this number among
-        `Place.names` has of it; None: its rows are in a checkpoint's order."""
+    def heads_keys(self, stored: str, number: int = 0) -> tuple[str, ...]:
+        """Returns the keys, below the architecture's prefix, of the numbers of heads whose rows
+        have another order in a tensor of a file, or in what the tensor of this number among
+        `Place.names` has of it; empty: its rows are in a checkpoint's order."""
         if self.place(stored).layout == "heads":
-            return NUM_HEADS
+            return NUM_HEADS, NUM_KV_HEADS
         found = _PERMUTED.fullmatch(stored) if self.is_permuted else None
-        return _HEADS_KEYS[found[1]][number] if found else None
+        key = _HEADS_KEYS[found[1]][number] if found else None
+        return () if key is None else (key,)
 
     def offset(self, stored: str) -> float:
         """Returns what the values of a tensor of a file have more than a checkpoint's."""

@@ -23,6 +23,9 @@ def family_of(header: GgufHeader) -> GgufFamily:
         EngineStartError: the file has another model; the message names those that run.
     """
     family = _tiled(_listed(header)) if is_tiled(header) else _listed(header)
+    family = family.form(
+        lambda module, _: any(name.endswith(f".{module}.weight") for name in header.tensors)
+    )
     if not family.in_attention:
         return family
     found = filter(None, map(_ATTENTION.fullmatch, header.tensors))

@@ -24,12 +24,12 @@ FUSED_QKV = "attn_qkv"
 """The module of queries, keys and values in one tensor, [q rows + k rows + v rows, in]."""
 
 
-def _without(places: Places, *modules: str) -> Places:
+def without(places: Places, *modules: str) -> Places:
     """The places of all other modules."""
     return {module: at for module, at in places.items() if module not in modules}
 
 
-def _fused_qkv(name: str, num_query_parts: int = 1) -> Places:
+def fused_qkv(name: str, num_query_parts: int = 1) -> Places:
     """Queries above keys above values in one tensor, which a checkpoint has under this name."""
     queries, *others = (name.format(kind) for kind in "qkv")
     heads = HeadRows(NUM_HEADS, num_query_parts), HeadRows(NUM_KV_HEADS), HeadRows(NUM_KV_HEADS)
@@ -37,31 +37,31 @@ def _fused_qkv(name: str, num_query_parts: int = 1) -> Places:
     return {FUSED_QKV: place}
 
 
-def _qkv(name: str) -> Places:
+def qkv(name: str) -> Places:
     """Queries, keys and values, which a checkpoint has under this name. A file may also have them
     in one tensor."""
-    return {**{f"attn_{kind}": name.format(kind) for kind in "qkv"}, **_fused_qkv(name)}
+    return {**{f"attn_{kind}": name.format(kind) for kind in "qkv"}, **fused_qkv(name)}
 
 
-def _gated_mlp(modules: str, name: str) -> Places:
+def gated_mlp(modules: str, name: str) -> Places:
     """The gate, up and down of an MLP or of experts, which a checkpoint has under this name."""
     return {modules.format(kind): f"{name}.{kind}_proj" for kind in ("gate", "up", "down")}
 
 
-def _numbered_mlp(modules: str, name: str) -> Places:
+def numbered_mlp(modules: str, name: str) -> Places:
     """The same, from a checkpoint that calls them w1, w3 and w2."""
     kinds = {"gate": "w1", "up": "w3", "down": "w2"}
     return {modules.format(kind): f"{name}.{number}" for kind, number in kinds.items()}
 
 
-def _experts(places: Places) -> Places:
+def experts(places: Places) -> Places:
     """The gates, ups and downs of experts. A file may also have the gate of each expert above its
     up in one tensor."""
     gate, up = (as_place(places[f"ffn_{kind}_exps"]).name for kind in ("gate", "up"))
     return {**places, FUSED_EXPERTS: Place(name=gate, others=(up,), is_read_alone=True)}
 
 
-def _halves(modules: str, name: str) -> Places:
+def halves(modules: str, name: str) -> Places:
     """The modules of gates and ups, which a checkpoint has in one matrix, one below the other."""
     return {
         modules.format(kind): Place(name=name, part=part, num_parts=2, in_turn=False)
@@ -69,22 +69,9 @@ def _halves(modules: str, name: str) -> Places:
     }
 
 
-def _mamba2(name: str) -> Places:
-    """The places of a Mamba 2, which a checkpoint has below this name."""
-    return {
-        "ssm_in": f"{name}.in_proj",
-        "ssm_conv1d": Place(name=f"{name}.conv1d", layout="channels"),
-        "ssm_a": Place(name=f"{name}.A_log", layout="flat", is_decay=True),
-        "ssm_d": Place(name=f"{name}.D", layout="flat"),
-        "ssm_dt.bias": f"{name}.dt_bias",
-        "ssm_norm": Place(name=f"{name}.norm", layout="flat"),
-        "ssm_out": f"{name}.out_proj",
-    }
-
-
 ATTENTION: Places = {
     "attn_norm": "input_layernorm",
-    **_qkv("self_attn.{}_proj"),
+    **qkv("self_attn.{}_proj"),
     "attn_output": "self_attn.o_proj",
 }
 QK_NORMS: Places = {
@@ -95,7 +82,7 @@ HUNYUAN_NORMS: Places = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
 }
-MLP: Places = _gated_mlp("ffn_{}", "mlp")
+MLP: Places = gated_mlp("ffn_{}", "mlp")
 FUSED_MLP: Places = {
     "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
@@ -156,78 +143,45 @@ EXPERTS: Places = {
     **ATTENTION,
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate_inp": "mlp.gate",
-    **_experts(_gated_mlp("ffn_{}_exps", "mlp.experts.{}")),
+    **experts(gated_mlp("ffn_{}_exps", "mlp.experts.{}")),
 }
 MIXTRAL: Places = {
     **EXPERTS,
     "ffn_gate_inp": "block_sparse_moe.gate",
-    **_experts(_numbered_mlp("ffn_{}_exps", "block_sparse_moe.experts.{}")),
+    **experts(numbered_mlp("ffn_{}_exps", "block_sparse_moe.experts.{}")),
 }
 QWEN2_MOE: Places = {
     **EXPERTS,
     "ffn_gate_inp_shexp": Place(name="mlp.shared_expert_gate", layout="row"),
-    **_gated_mlp("ffn_{}_shexp", "mlp.shared_expert"),
+    **gated_mlp("ffn_{}_shexp", "mlp.shared_expert"),
 }
 GRANITE_MOE: Places = {
     **ATTENTION,
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate_inp": "block_sparse_moe.router.layer",
-    **_halves("ffn_{}_exps", "block_sparse_moe.input_linear"),
+    **halves("ffn_{}_exps", "block_sparse_moe.input_linear"),
     FUSED_EXPERTS: Place(name="block_sparse_moe.input_linear", is_read_alone=True),
     "ffn_down_exps": "block_sparse_moe.output_linear",
-    **_halves("ffn_{}_shexp", "shared_mlp.input_linear"),
+    **halves("ffn_{}_shexp", "shared_mlp.input_linear"),
     "ffn_down_shexp": "shared_mlp.output_linear",
 }
 HUNYUAN_MOE: Places = {
     **EXPERTS,
     **HUNYUAN_NORMS,
     "ffn_gate_inp": "mlp.gate.wg",
-    **_gated_mlp("ffn_{}_shexp", "mlp.shared_mlp"),
-}
-GRANITE_HYBRID: Places = {
-    **ATTENTION,
-    **_mamba2("mamba"),
-    "ffn_norm": "post_attention_layernorm",
-    **_halves("ffn_{}", "shared_mlp.input_linear"),
-    "ffn_down": "shared_mlp.output_linear",
-}
-GRANITE_HYBRID_MOE: Places = {**GRANITE_MOE, **_mamba2("mamba")}
-FALCON_H1: Places = {
-    **ATTENTION,
-    **_mamba2("mamba"),
-    "ffn_norm": "pre_ff_layernorm.weight",
-    **_gated_mlp("ffn_{}", "feed_forward"),
-}
-NEMOTRON_H: Places = {
-    "attn_norm": "norm",
-    **_qkv("mixer.{}_proj"),
-    "attn_output": "mixer.o_proj",
-    "ffn_up": "mixer.up_proj",
-    "ffn_down": "mixer.down_proj",
-    "ffn_gate_inp": "mixer.gate",
-    "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
-    "ffn_up_exps": "mixer.experts.{}.up_proj",
-    "ffn_down_exps": "mixer.experts.{}.down_proj",
-    "ffn_up_shexp": "mixer.shared_experts.up_proj",
-    "ffn_down_shexp": "mixer.shared_experts.down_proj",
-    **_mamba2("mixer"),
-}
-OUTSIDE_NEMOTRON_H = {
-    "token_embd": "model.embeddings",
-    "output_norm": "model.norm_f",
-    "output": "lm_head",
+    **gated_mlp("ffn_{}_shexp", "mlp.shared_mlp"),
 }
 SHARED_EXPERTS: Places = {
     **EXPERTS,
     **MLP,  # of the first layers
-    **_gated_mlp("ffn_{}_shexp", "mlp.shared_experts"),
+    **gated_mlp("ffn_{}_shexp", "mlp.shared_experts"),
 }
 ERNIE_MOE: Places = {
     **SHARED_EXPERTS,
     "exp_probs_b.bias": Place(name="mlp.moe_statics.e_score_correction_bias", layout="row"),
 }
 GLM4_MOE: Places = {
-    **_without(SHARED_EXPERTS, "ffn_norm"),
+    **without(SHARED_EXPERTS, "ffn_norm"),
     **QK_NORMS,
     "post_attention_norm": "post_attention_layernorm",
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
@@ -243,11 +197,17 @@ LATENTS: Places = {
     "attn_kv_b": "self_attn.kv_b_proj",  # in place of both, in the first files
 }
 DEEPSEEK2: Places = {
-    **_without(SHARED_EXPERTS, FUSED_QKV),
+    **without(SHARED_EXPERTS, FUSED_QKV),
     **LATENTS,
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
-YOUTU: Places = {**_without(DENSE, FUSED_QKV), **LATENTS}
+YOUTU: Places = {**without(DENSE, FUSED_QKV), **LATENTS}
+MINICPM3: Places = without(YOUTU, *(f"attn_{kind}" for kind in ("q", "k", "v", "k_b", "v_b")))
+DOTS1: Places = {
+    **SHARED_EXPERTS,
+    **QK_NORMS,
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
 EXAONE_MOE: Places = {
     **SHARED_EXPERTS,
     **QK_NORMS,
@@ -286,22 +246,22 @@ GATE_UP_HALVES = replace(GATE_UP, name="feed_forward.experts.gate_up_proj", in_t
 LLAMA4: Places = {
     **ATTENTION,
     "ffn_norm": "post_attention_layernorm",
-    **_gated_mlp("ffn_{}", "feed_forward"),
+    **gated_mlp("ffn_{}", "feed_forward"),
     "ffn_gate_inp": "feed_forward.router",
     "ffn_gate_exps.weight": GATE_UP_HALVES,
     "ffn_up_exps.weight": replace(GATE_UP_HALVES, part=1),
     f"{FUSED_EXPERTS}.weight": replace(GATE_UP_HALVES, num_parts=1, is_read_alone=True),
     "ffn_down_exps.weight": Place(name="feed_forward.experts.down_proj", layout="transposed"),
-    **_gated_mlp("ffn_{}_shexp", "feed_forward.shared_expert"),
+    **gated_mlp("ffn_{}_shexp", "feed_forward.shared_expert"),
 }
 OLMO2: Places = {
-    **_without(ATTENTION, "attn_norm"),
+    **without(ATTENTION, "attn_norm"),
     **QK_NORMS,
     **MLP,
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-UNGATED: Places = _without(DENSE, "ffn_gate")
+UNGATED: Places = without(DENSE, "ffn_gate")
 GPTNEOX: Places = {
     "attn_norm": "input_layernorm",
     "attn_qkv": Place(name="attention.query_key_value", layout="heads"),
@@ -310,6 +270,15 @@ GPTNEOX: Places = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+FALCON: Places = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": Place(name="self_attention.query_key_value", layout="heads"),
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+FALCON_NORMS: Places = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+"""Those of models in which attention and MLP have a norm each."""
 PHI2: Places = {
     **ATTENTION,
     "attn_output": "self_attn.dense",
@@ -332,55 +301,6 @@ GLM4: Places = {
     **FUSED_MLP,
     "post_ffw_norm": "post_mlp_layernorm",
 }
-GATED_QKV = _fused_qkv("self_attn.{}_proj", num_query_parts=2)
-"""Each head of queries has a gate of the same width."""
-DELTA_NETS: Places = {
-    **ATTENTION,
-    **QK_NORMS,
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_conv1d": Place(name="linear_attn.conv1d", layout="channels"),
-    "ssm_a": Place(name="linear_attn.A_log", is_decay=True),
-    "ssm_dt.bias": "linear_attn.dt_bias",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-    "post_attention_norm": "post_attention_layernorm",
-}
-QWEN35: Places = {**DELTA_NETS, **MLP}
-QWEN35_MOE: Places = {
-    **DELTA_NETS,
-    **{module: place for module, place in QWEN2_MOE.items() if module.startswith("ffn_")},
-}
-QWEN3_NEXT: Places = {
-    **_without(QWEN35_MOE, "ssm_beta", "ssm_alpha"),
-    "ssm_ba": "linear_attn.in_proj_ba",
-    "ssm_in": "linear_attn.in_proj_qkvz",  # in place of attn_qkv and attn_gate, in the first files
-}
-LFM2: Places = {
-    "attn_norm": "operator_norm",
-    **_qkv("self_attn.{}_proj"),
-    "attn_output": "self_attn.out_proj",
-    "attn_q_norm": "self_attn.q_layernorm",
-    "attn_k_norm": "self_attn.k_layernorm",
-    "shortconv.in_proj": "conv.in_proj",
-    "shortconv.conv": Place(name="conv.conv", layout="channels"),
-    "shortconv.out_proj": "conv.out_proj",
-    "ffn_norm": "ffn_norm",
-    **_numbered_mlp("ffn_{}", "feed_forward"),
-}
-LFM2_MOE: Places = {
-    **LFM2,
-    "ffn_gate_inp": "feed_forward.gate",
-    "exp_probs_b.bias": "feed_forward.expert_bias",
-    **_experts(_numbered_mlp("ffn_{}_exps", "feed_forward.experts.{}")),
-}
-OUTSIDE_LFM2 = {
-    "token_embd": "model.embed_tokens",
-    "token_embd_norm": "model.embedding_norm",  # so it is called there
-    "output": "lm_head",
-}
 GPT2: Places = {
     "attn_norm": "ln_1",
     "attn_qkv": Place(name="attn.c_attn", layout="transposed"),
@@ -388,4 +308,14 @@ GPT2: Places = {
     "ffn_norm": "ln_2",
     "ffn_up": Place(name="mlp.c_fc", layout="transposed"),
     "ffn_down": Place(name="mlp.c_proj", layout="transposed"),
+}
+STARCODER: Places = {
+    **{module: as_place(at).name for module, at in GPT2.items()},
+    "attn_qkv": Place(name="attn.c_attn", layout="heads"),
+}
+OUTSIDE_GPT2 = {
+    "token_embd": "transformer.wte",
+    "position_embd": "transformer.wpe",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
 }

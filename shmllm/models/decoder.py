@@ -231,5 +231,5 @@ class DecoderModel(Model):
             norms += further.norms
         for layer in (*self.layers, *(further.layer for further in self.further)):
             norms += layer.all_norms()
-            yield from ((factor, 1.0) for factor in layer.neutral_factors())
+            yield from layer.neutral_factors()
         yield from ((norm.weight, 1.0 - norm.spec.offset) for norm in norms)

@@ -15,6 +15,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.layers import NamedWeights, Norm, Storage
 from shmllm.models.mixers import MIXERS, make_mixer
+from shmllm.models.mlp import MLP
 from shmllm.models.ops import Ops
 from shmllm.models.per_layer import LayerInput
 from shmllm.models.specs import LayerSpec
@@ -179,11 +180,14 @@ class DecoderLayer:
         if self.input is not None:
             yield self.input.norm
 
-    def neutral_factors(self) -> Iterator[Tensor]:
-        """Yields its weights that are factors, which ones leave as they are."""
-        yield from () if self.scale is None else (self.scale,)
+    def neutral_factors(self) -> Iterator[tuple[Tensor, float]]:
+        """Yields its other factors, with the values before training."""
+        if self.scale is not None:
+            yield self.scale, 1.0
         if self.altup is not None and self.altup.scale is not None:
-            yield self.altup.scale
+            yield self.altup.scale, 1.0
+        if isinstance(self.mlp, MLP):
+            yield from self.mlp.neutral_weights()
 
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules."""

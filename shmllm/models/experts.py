@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.layers import MLP, Linear, NamedWeights, Norm, Storage
+from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import Destination, TransposedMatrix, WholeMatrix
+from shmllm.models.mlp import MLP
 from shmllm.models.specs import DenseAndExpertsSpec, MoESpec
 from shmllm.models.weight_names import TRANSPOSED
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.experts import DenseAndExperts, MoE
-from shmllm.models.layers import MLP, NamedWeights, Norm, Storage
+from shmllm.models.layers import NamedWeights, Norm, Storage
+from shmllm.models.mlp import MLP
 from shmllm.models.ops import Ops
 from shmllm.models.specs import DenseAndExpertsSpec, FeedForwardSpec, MLPSpec, MoESpec
 

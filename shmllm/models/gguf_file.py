@@ -92,7 +92,7 @@ class GgufFile:
         assert stored.type_name is not None, "`kinds` has no others"
         repack = BLOCK_TYPES[stored.type_name].repack
         parts = [self._blocks(part) for part in stored.parts]
-        if stored.num_heads:
+        if stored.heads:
             order = stored.in_order(torch.arange(len(parts[0])))
             matrix.write(lambda some: repack(parts[0][order[some]]))
         elif len(parts) == 1:

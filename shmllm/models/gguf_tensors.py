@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import prod
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from shmllm.formats.gguf import GgufHeader, TensorEntry, shown
@@ -45,13 +46,13 @@ class StoredTensor:
 
     Attributes:
         parts: what files have of it, each with the same shape.
-        num_heads: the number of heads whose rows have another order; 0 if they have not.
+        heads: the numbers of heads whose rows have another order; empty if they have not.
         offset: what the values of the file have more than a checkpoint's.
         place: the place of the first part.
     """
 
     parts: tuple[FilePart, ...]
-    num_heads: int
+    heads: tuple[int, ...]
     offset: float
     place: Place
 
@@ -104,10 +105,10 @@ class StoredTensor:
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Returns what there is of each row of the file in the order of the checkpoint's rows."""
-        if not self.num_heads:
+        if not self.heads:
             return rows
         order = by_head if self.layout == "heads" else unpermuted
-        return order(rows, self.num_heads)
+        return order(rows, *self.heads)
 
 
 def stored_tensors(pieces: tuple[Path, ...]) -> dict[str, StoredTensor]:
@@ -156,7 +157,7 @@ def _stored(
     if len(parts) > 1 and (len(shapes[0]) < 2 or len(set(shapes)) > 1):
         listed = " and ".join(str([*shape]) for shape in shapes)
         raise header.error(f"{' and '.join(names)} have the shapes {listed}")
-    heads = _num_permuted_heads(header, family, names[0], parts[0])
+    heads = _heads_in_order(header, family, names[0], parts[0])
     return StoredTensor(parts, heads, family.offset(names[0]), place)
 
 
@@ -230,16 +231,19 @@ def _num_heads(header: GgufHeader, stored: str, key: str) -> int:
     return value
 
 
-def _num_permuted_heads(header: GgufHeader, family: GgufFamily, stored: str, part: FilePart) -> int:
-    """The number of heads whose rows have another order; 0 for all other tensors."""
-    key = family.heads_key(stored, part.number)
-    if key is None:
-        return 0
-    num_heads, num_rows = _num_heads(header, stored, key), part.entry.shape[0]
-    of_head = 3 if family.place(stored).layout == "heads" else 2
-    if num_rows % (of_head * num_heads):
-        raise header.error(f"{stored} has {num_rows} rows for {num_heads} heads")
-    return num_heads
+def _heads_in_order(
+    header: GgufHeader, family: GgufFamily, stored: str, part: FilePart
+) -> tuple[int, ...]:
+    """The numbers of heads whose rows have another order; empty for all other tensors."""
+    keys, num_rows = family.heads_keys(stored, part.number), part.entry.shape[0]
+    heads = tuple(_num_heads(header, stored, key) for key in keys)
+    if len(heads) == 1 and num_rows % (2 * heads[0]):
+        raise header.error(f"{stored} has {num_rows} rows for {heads[0]} heads")
+    if len(heads) == 2 and (num_rows % (heads[0] + 2 * heads[1]) or heads[0] % heads[1]):
+        raise header.error(
+            f"{stored} has {num_rows} rows for {heads[0]} heads of queries and {heads[1]} of keys"
+        )
+    return heads
 
 
 def unpermuted(tensor: Tensor, num_heads: int) -> Tensor:
@@ -255,21 +259,26 @@ def permuted(tensor: Tensor, num_heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(tensor.shape)
 
 
-def by_head(tensor: Tensor, num_heads: int) -> Tensor:
-    """The rows of query, key and value of each head side by side, of those of all queries, keys and
-    values."""
-    parts = tensor.view(3, num_heads, len(tensor) // num_heads // 3, *tensor.shape[1:])
-    return parts.transpose(0, 1).reshape(tensor.shape)
+def by_head(tensor: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+    """The rows of each key head behind those of its queries and before those of its value head, of
+    those of all queries, keys and values."""
+    width = len(tensor) // (num_heads + 2 * num_kv_heads)
+    parts = tensor.split([num_heads * width, num_kv_heads * width, num_kv_heads * width])
+    groups = [part.reshape(num_kv_heads, -1, *tensor.shape[1:]) for part in parts]
+    return torch.cat(groups, 1).reshape(tensor.shape)
 
 
-def in_file_order(tensor: Tensor, num_heads: int, layout: Layout) -> Tensor:
+def in_file_order(tensor: Tensor, heads: tuple[int, ...], layout: Layout) -> Tensor:
     """A checkpoint's rows in the order of a file: what `StoredTensor.in_order` reverses."""
-    if not num_heads:
+    if not heads:
         return tensor
     if layout != "heads":
-        return permuted(tensor, num_heads)
-    heads = tensor.view(num_heads, 3, len(tensor) // num_heads // 3, *tensor.shape[1:])
-    return heads.transpose(0, 1).reshape(tensor.shape)
+        return permuted(tensor, *heads)
+    num_heads, num_kv_heads = heads
+    groups = tensor.view(num_kv_heads, -1, *tensor.shape[1:])
+    width = len(tensor) // (num_heads + 2 * num_kv_heads)
+    parts = groups.split([groups.shape[1] - 2 * width, width, width], 1)
+    return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
 
 
 def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
@@ -283,10 +292,21 @@ def in_layout(tensor: Tensor, layout: Layout) -> Tensor:
     return tensor.transpose(-1, -2) if layout == "transposed" and tensor.ndim > 1 else tensor
 
 
-def of_place(tensor: Tensor, place: Place) -> Tensor:
-    """A tensor of a checkpoint, or a part of it, in the layout of a file: `in_layout` reversed."""
+def of_place(tensor: Tensor, place: Place, num_rows: int = 0) -> Tensor:
+    """A tensor of a checkpoint, or a part of it, in the layout of a file: `in_layout` reversed, and
+    the values that it has.
+
+    Args:
+        tensor: the checkpoint's.
+        place: where it is.
+        num_rows: how many rows the file has of a vector that is "flat"; 0: one for each element.
+    """
+    if place.is_decay:
+        tensor = -tensor.double().exp().float()
     if place.layout == "row":
         tensor = tensor[0]
+    elif place.layout == "flat":
+        tensor = tensor.reshape(num_rows or len(tensor), -1)
     elif place.layout == "channels" and tensor.ndim > 1:
         tensor = tensor[:, 0]
     elif place.layout == "transposed" and tensor.ndim > 1:

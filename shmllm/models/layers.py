@@ -22,7 +22,7 @@ from shmllm.models.matrices import (
     matrix_of,
 )
 from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.specs import MLPSpec, NormSpec
+from shmllm.models.specs import NormSpec
 from shmllm.models.weight_names import LM_HEAD
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
@@ -298,34 +298,6 @@ class Attention(AttentionHeads):
             heads = zip(*(view.split_with_sizes(sizes) for view in views), strict=True)
             joint[f"{queries}.{kind}"] = (joined([part for pair in heads for part in pair]),)
         return joint
-
-
-class MLP:
-    """The weights of a dense MLP.
-
-    Attributes:
-        spec: what it computes.
-        gate_up_proj: gate and up fused, or up alone.
-        down_proj: the projection of the activation's output.
-    """
-
-    norms: tuple[Norm, ...] = ()
-
-    def __init__(self, hidden_size: int, spec: MLPSpec, storage: Storage) -> None:
-        self.spec = spec
-        widths = [spec.inner, spec.inner] if spec.gated else [spec.inner]
-        self.gate_up_proj = Linear(hidden_size, widths, spec.bias, storage)
-        self.down_proj = Linear(spec.inner, [hidden_size], spec.bias, storage)
-
-    def named_weights(self, prefix: str) -> NamedWeights:
-        """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp"."""
-        names = ("gate_proj", "up_proj") if self.spec.gated else ("up_proj",)
-        weights = self.gate_up_proj.named_weights(*(f"{prefix}.{name}" for name in names))
-        return weights | self.down_proj.named_weights(f"{prefix}.down_proj")
-
-    def module_weights(self, prefix: str) -> NamedWeights:
-        """Returns nothing: transformers' modules have the same names."""
-        return {}
 
 
 class TokenEmbedding:

@@ -22,7 +22,7 @@ from torch import Tensor
 from shmllm.models.build import without_memory
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.experts import ExpertLinear, MoE
-from shmllm.models.layers import MLP, Linear
+from shmllm.models.layers import Linear
 from shmllm.models.matrices import (
     Destination,
     Matrix,
@@ -31,6 +31,7 @@ from shmllm.models.matrices import (
     len_of,
     parts_of,
 )
+from shmllm.models.mlp import MLP
 from shmllm.models.ops import Ops
 from shmllm.models.shares import Share
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from shmllm.models.packed import PACKINGS, Packing
 from shmllm.models.quantized import Allocate, Int8Matrix, QuantizedMatrix
 from shmllm.models.shares import Share
+from shmllm.models.stacked_matrix import StackedMatrix
 from shmllm.models.table_rows import RowsOfTable
 
 QUANTIZATIONS: dict[str, type[Int8Matrix] | Packing] = {
@@ -195,7 +196,7 @@ class Elsewhere:
         own: a tensor, or a matrix, without memory.
     """
 
-    def __init__(self, own: Matrix | TransposedMatrix) -> None:
+    def __init__(self, own: Matrix | TransposedMatrix | StackedMatrix) -> None:
         self.own = own
         self.dtype = own.dtype
         self.device = torch.device("cpu")
@@ -219,7 +220,7 @@ class Elsewhere:
 
 
 Matrix = WholeMatrix | MixedMatrix
-Destination = Matrix | TransposedMatrix | ShardedMatrix | Elsewhere | RowsOfTable
+Destination = Matrix | TransposedMatrix | StackedMatrix | ShardedMatrix | Elsewhere | RowsOfTable
 """What a tensor of a checkpoint is written to."""
 
 
@@ -237,6 +238,8 @@ def sharded(views: Sequence[Destination], shares: Sequence[Share]) -> tuple[Dest
         assert not isinstance(view, ShardedMatrix | Elsewhere), "it is a share of a share"
         if isinstance(view, RowsOfTable) or share.is_whole:  # each rank has the whole head
             found.append(view)
+        elif isinstance(view, StackedMatrix):
+            found.extend(map(StackedMatrix, sharded([view.own], [share])))
         else:
             found.append(ShardedMatrix(view, share))
     return tuple(found)
@@ -285,8 +288,10 @@ def _make(
 
 def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:
     """Returns the parts whose formats differ, or the matrix itself."""
+    if isinstance(matrix, StackedMatrix):
+        return parts_of(matrix.own)
     if isinstance(matrix, ShardedMatrix | Elsewhere | RowsOfTable):
-        matrix = matrix.own
+        return parts_of(matrix.own)
     if isinstance(matrix, TransposedMatrix):
         return (matrix.packed,)
     return matrix.parts if isinstance(matrix, MixedMatrix) else (matrix,)
@@ -322,7 +327,7 @@ def _one_by_one(
 def matrix_of(views: Sequence[Destination]) -> Matrix:
     """Returns the only destination of a tensor that is not transposed."""
     (view,) = views
-    assert not isinstance(view, TransposedMatrix | ShardedMatrix | Elsewhere | RowsOfTable)
+    assert isinstance(view, Tensor | QuantizedMatrix | MixedMatrix)
     return view
 
 

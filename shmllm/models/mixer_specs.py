@@ -87,6 +87,8 @@ class AttentionSpec:
         norms_rotated: whether that of each head is behind the rotation, and not before it.
         norms_have_weights: whether the norms of queries and keys have weights.
         growth: the factor of queries behind their rotation; None: they have none.
+        clip: the bound of the numbers of queries, keys and values on both sides, before their norms
+            and rotation; None: there is none.
         bias: whether the projections to queries, keys and values have a bias.
         output_bias: whether the output projection has a bias.
         gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
@@ -112,6 +114,7 @@ class AttentionSpec:
     norms_rotated: bool = False
     norms_have_weights: bool = True
     growth: Growth | None = None
+    clip: float | None = None
     bias: bool = False
     output_bias: bool = False
     gated: bool = False

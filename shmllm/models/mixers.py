@@ -63,8 +63,10 @@ class MixerKind:
 
 
 def _attend(ops: Ops, x: Tensor, residual: Tensor, attention: Attention) -> Tensor:
-    attended = ops.attend(ops.linear(x, attention.qkv_proj), attention)
-    return ops.linear(attended, attention.o_proj)
+    qkv, clip = ops.linear(x, attention.qkv_proj), attention.spec.clip
+    if clip is not None:
+        qkv = ops.clip(qkv, clip)
+    return ops.linear(ops.attend(qkv, attention), attention.o_proj)
 
 
 def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentAttention) -> Tensor:

@@ -12,9 +12,10 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.mlp import MLP
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.short_convolution import ShortConvolution
 
@@ -136,6 +137,10 @@ class Ops(LinearOps, Protocol):
     def scale(self, x: Tensor, factor: float, weight: Tensor | None = None) -> Tensor:
         """Multiplies ``x`` [tokens, width], in place, by a number, and, unless it is None, by a
         weight, [1] or [width] float32, one for each column. Returns ``x``."""
+
+    def clip(self, x: Tensor, bound: float) -> Tensor:
+        """Makes numbers of ``x`` [tokens, width] that are above a bound, or below its negative,
+        equal to it, in place. Returns ``x``."""
 
     def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
         """Computes the inputs that each layer has of its own, for `gate_layer_input`.
@@ -347,9 +352,9 @@ class Ops(LinearOps, Protocol):
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         """Computes an MLP: [tokens, hidden] -> [tokens, hidden].
 
-        The result is ``down(act(gate(x)) * up(x))`` if it is gated, else ``down(act(up(x)))``. A
-        sparse one has ``max(gate(x) - cut, 0)`` in place of ``gate(x)``, with the cut ``mean +
-        deviations * deviation`` of the token's gates.
+        The result is ``down(act(gate(x)) * up(x))`` if it is gated, else ``down(act(up(x)))``. The
+        activation may have numbers, `MLP.learned`. A sparse one has ``max(gate(x) - cut, 0)`` in
+        place of ``gate(x)``, with the cut ``mean + deviations * deviation`` of the token's gates.
         """
 
     def route(self, x: Tensor, moe: MoE) -> Routing:

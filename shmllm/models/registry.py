@@ -14,6 +14,7 @@ from shmllm.formats.text_files import read_text
 
 ARCHITECTURES: dict[str, str] = {
     "AfmoeForCausalLM": "afmoe",
+    "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",
@@ -37,6 +38,7 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma3nForConditionalGeneration": "gemma3n",
     "CwmForCausalLM": "cwm",
+    "DbrxForCausalLM": "dbrx",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "DistilBertModel": "distilbert",
@@ -101,6 +103,8 @@ ARCHITECTURES: dict[str, str] = {
     "OPTForCausalLM": "opt",
     "Phi3ForCausalLM": "phi3",
     "PhiForCausalLM": "phi",
+    "PhimoeForCausalLM": "phimoe",
+    "PhiMoEForCausalLM": "phimoe",
     "Qwen2AudioForConditionalGeneration": "qwen2_audio",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",

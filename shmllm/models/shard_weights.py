@@ -21,6 +21,7 @@ from shmllm.models.layers import Allocation, Dimension, sizes_of
 from shmllm.models.matrices import Destination, parts_of
 from shmllm.models.shard import Shard
 from shmllm.models.shares import Division, Share
+from shmllm.models.stacked_matrix import StackedMatrix
 
 
 def find_division(whole: ModelConfig, part: ModelConfig) -> Division:
@@ -118,6 +119,8 @@ def _share(
     whole: Destination,
     own: Destination,
 ) -> Share:
+    if isinstance(whole, StackedMatrix) and isinstance(own, StackedMatrix):
+        return _share(source, target, maps, whole.own, own.own)
     if isinstance(whole, Tensor) and isinstance(own, Tensor):
         view = target.view_of(own)
         of_whole = source.view_of(whole)

@@ -16,8 +16,19 @@ from shmllm.models.mixer_specs import AttentionSpec, MixerSpec, SideBySideSpec
 
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+LearnedActivation = Literal["xielu"]
+LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
+    "xielu": {
+        "alpha_p": ((1,), 0.2033823),
+        "alpha_n": ((1,), -1.0502256),
+        "beta": ((), 0.5),
+        "eps": ((), -1e-6),
+    }
+}
+"""The numbers that a model learns of an activation in each layer, in the order in which kernels
+read them: by the name in a checkpoint, its shape there, and the value before training."""
 ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss", "relu_squared"]
-Scoring = Literal["softmax", "softmax_of_top", "sigmoid"]
+Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "mixer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +56,8 @@ class MLPSpec:
 
     Attributes:
         inner: the width of the activation's output.
-        activation: "silu", "gelu" (with the error function), "gelu_tanh", "relu" or "relu_squared".
+        activation: "silu", "gelu" (with the error function), "gelu_tanh", "relu", "relu_squared",
+            or, without a gate, "xielu", whose numbers a model learns; see LEARNED.
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias: whether the projections have a bias.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:
@@ -53,7 +65,7 @@ class MLPSpec:
     """
 
     inner: int
-    activation: Activation = "silu"
+    activation: Activation | LearnedActivation = "silu"
     gated: bool = True
     bias: bool = False
     sparsity: float = 0.0
@@ -62,6 +74,11 @@ class MLPSpec:
     def deviations(self) -> float:
         """By how many standard deviations the cut of a token's gates lies above their mean."""
         return NormalDist().inv_cdf(self.sparsity)
+
+    @property
+    def learns_activation(self) -> bool:
+        """Whether the activation has numbers that a model learns."""
+        return self.activation in LEARNED
 
     @property
     def up_width(self) -> int:
@@ -94,8 +111,11 @@ class MoESpec:
         inner: the width of an expert's activation's output.
         activation: "silu", "gelu_tanh", gpt-oss's clamped product, or "relu_squared", which has no
             gate.
-        scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones, or
-            "sigmoid" of each.
+        scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
+            "sigmoid" of each, or "mixer": each chosen expert has a softmax by itself, over those
+            that are near to it (SparseMixer, Liu et al., 2024).
+        mixer_limit: with "mixer": how far other logits may be below that of a chosen expert, as a
+            share.
         renormalize: whether the weights of the chosen experts are divided by their sum.
         total_eps: added to that sum if it is one of sigmoids.
         weight_scale: the factor of the weights.
@@ -129,6 +149,7 @@ class MoESpec:
     inner: int
     activation: ExpertActivation = "silu"
     scoring: Scoring = "softmax"
+    mixer_limit: float = 0.0
     renormalize: bool = False
     total_eps: float = 1e-20
     weight_scale: float = 1.0

@@ -68,7 +68,10 @@ TRANSPOSED = ".transposed"
 """What the name of a weight has behind it in a model where checkpoints have it in two layouts: the
 name of the other one, in which the last two dimensions have changed places."""
 
-BUFFER_SUFFIXES = (".layer_scalar", ".e_score_correction_bias", ".expert_bias")
+BUFFER_SUFFIXES = (
+    *(".layer_scalar", ".e_score_correction_bias", ".expert_bias"),
+    *(".act_fn.beta", ".act_fn.eps"),
+)
 """The ends of the names of weights that transformers' modules have as buffers."""
 
 _SKIPPED_SUFFIXES = (

@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shmllm.errors import QuantizeError
+from shmllm.formats.gguf_family import NUM_HEADS, NUM_KV_HEADS
 from shmllm.frontend.gguf.expert_fields import SIGMOIDS
 from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
 from shmllm.models.config import ModelConfig
-from shmllm.models.recurrent_specs import ShortConvolutionSpec
+from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.recurrent_specs import Mamba2Spec, MambaSpec, ShortConvolutionSpec
 from shmllm.models.rope import attention_factor
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import MLPSpec, MoESpec
@@ -37,28 +38,20 @@ def describe(config: ModelConfig, fields: Mapping[str, Any], architecture: str) 
     Raises:
         QuantizeError: no layer has attention, of which a file says the heads.
     """
-    if not config.attentions:
-        raise QuantizeError("no GGUF file can be written of a model without attention")
-    attention = config.attentions[0]
     values: Values = {
         "block_count": config.num_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "feed_forward_length": _feed_forward_length(config, fields),
-        "attention.head_count": attention.num_heads,
-        "attention.head_count_kv": attention.num_kv_heads,
-        "attention.key_length": attention.head_dim,
-        "attention.value_length": attention.head_dim,
         _NORM_EPS[config.norm.kind]: config.norm.eps,
         "vocab_size": config.vocab_size,
     }
+    values |= _mixers(config)
     if config.mixtures:
         values |= _experts(config.mixtures[0])
     windows = _windows(config)
     if windows:
         values["attention.sliding_window"] = windows[0]
-    if attention.soft_cap is not None:
-        values["attn_logit_softcapping"] = attention.soft_cap
     if config.logits_cap is not None:
         values["final_logit_softcapping"] = config.logits_cap
     rope = _main_rope(config)
@@ -74,8 +67,75 @@ _NORM_EPS = {
 }
 
 
+def _mixers(config: ModelConfig) -> Values:
+    """What the mixers of all layers are. A layer without attention has 0 heads of keys."""
+    first = {type(mixer): mixer for mixer in reversed(config.mixers)}
+    values: Values = {NUM_HEADS: 0}
+    for kind, mixer in first.items():
+        values |= _OF_MIXER.get(kind, lambda _: {})(mixer)
+    if len(first) > 1:
+        heads = [0 if kv is None else kv.count for kv in config.layer_kv]
+        values[NUM_KV_HEADS] = heads
+    return values
+
+
+def _attention(attention: AttentionSpec) -> Values:
+    values: Values = {
+        NUM_HEADS: attention.num_heads,
+        NUM_KV_HEADS: attention.num_kv_heads,
+        "attention.key_length": attention.head_dim,
+        "attention.value_length": attention.head_dim,
+    }
+    if attention.soft_cap is not None:
+        values["attn_logit_softcapping"] = attention.soft_cap
+    return values
+
+
+def _latent_attention(attention: LatentAttentionSpec) -> Values:
+    values: Values = {
+        NUM_HEADS: attention.num_heads,
+        NUM_KV_HEADS: attention.num_heads,
+        "attention.key_length": attention.nope_dim + attention.rope_dim,
+        "attention.value_length": attention.value_dim,
+        "attention.kv_lora_rank": attention.rank,
+    }
+    if attention.query_rank is not None:
+        values["attention.q_lora_rank"] = attention.query_rank
+    return values
+
+
+def _mamba(mixer: MambaSpec) -> Values:
+    return {
+        "ssm.conv_kernel": mixer.taps,
+        "ssm.inner_size": mixer.width,
+        "ssm.state_size": mixer.state_size,
+        "ssm.time_step_rank": mixer.rank,
+        "ssm.dt_b_c_rms": mixer.norms == "plain",
+    }
+
+
+def _mamba2(mixer: Mamba2Spec) -> Values:
+    return {
+        "ssm.conv_kernel": mixer.taps,
+        "ssm.inner_size": mixer.width,
+        "ssm.state_size": mixer.state_size,
+        "ssm.time_step_rank": mixer.heads,
+        "ssm.group_count": mixer.groups,
+    }
+
+
+_OF_MIXER: dict[type[Any], Callable[[Any], Values]] = {
+    AttentionSpec: _attention,
+    LatentAttentionSpec: _latent_attention,
+    MambaSpec: _mamba,
+    Mamba2Spec: _mamba2,
+}
+
+
 def _feed_forward_length(config: ModelConfig, fields: Mapping[str, Any]) -> int:
     mlp = config.layers[0].mlp
+    if mlp is None:
+        return 0
     assert isinstance(mlp, MLPSpec | MoESpec), "llama.cpp's families have these"
     width = fields.get("intermediate_size")
     return width if isinstance(mlp, MoESpec) and type(width) is int else mlp.inner
@@ -136,6 +196,11 @@ def rope_tensors(config: ModelConfig) -> dict[str, list[float]]:
     return {}
 
 
+def _olmo(config: ModelConfig, _: Mapping[str, Any]) -> Values:
+    clip = config.attentions[0].clip
+    return {} if clip is None else {"attention.clamp_kqv": clip}
+
+
 def _mistral3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     growth = config.attentions[0].growth
     if growth is None:
@@ -170,9 +235,17 @@ def _granite(config: ModelConfig, _: Mapping[str, Any]) -> Values:
 
 def _lfm2(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
     every = (each.taps for each in config.mixers if isinstance(each, ShortConvolutionSpec))
-    heads = [0 if kv is None else kv.count for kv in config.layer_kv]
-    taps = next(every, fields.get("conv_L_cache") or 3)
-    return {"attention.head_count_kv": heads, "shortconv.l_cache": taps}
+    return {"shortconv.l_cache": next(every, fields.get("conv_L_cache") or 3)}
+
+
+def _jamba(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    """A model without experts has one."""
+    mixture = next(iter(config.mixtures), None)
+    top_k = fields.get("num_experts_per_tok", 2) if mixture is None else mixture.top_k
+    return {
+        "expert_count": 1 if mixture is None else mixture.num_experts,
+        "expert_used_count": top_k,
+    }
 
 
 def _sigmoid_experts(config: ModelConfig, _: Mapping[str, Any]) -> Values:
@@ -245,14 +318,17 @@ _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] 
     "granitemoe": _granite,
     "ernie4_5-moe": _ernie_moe,
     "exaone-moe": _shared_experts,
+    "dots1": _shared_experts,
     "minimax-m2": _sigmoid_experts,
     "afmoe": _shared_experts,
+    "jamba": _jamba,
     "lfm2": _lfm2,
     "lfm2moe": _lfm2_moe,
     "cohere2": _cohere,
     "command-r": _cohere,
     "exaone4": _pattern,
     "phi3": _phi3,
+    "olmo": _olmo,
     "olmo2": _pattern,
     "gptneox": _parallel,
     "stablelm": _parallel,

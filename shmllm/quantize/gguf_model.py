@@ -83,6 +83,8 @@ def write_gguf(
     else:
         values["tokenizer.ggml.model"] = "none"
     with source.open() as tensors:
+        names = [each.name or "" for each in tensors]
+        family = family.form(lambda _, module: any(f".{module}." in name for name in names))
         planned = plan(source, tensors, family, values, architecture, Kind[kind])
         entries = {
             each.name: TensorEntry(each.shape, each.kind.value, 0, each.num_bytes)
@@ -163,8 +165,8 @@ def _stored_bytes(each: Planned, drift: Drift) -> Array:
     for number in range(len(each.parts)):
         part = each.parts[number]
         with part.read() as tensor:
-            tensor = of_place(tensor, each.place)
-            tensor = in_file_order(tensor, each.num_heads, each.place.layout)
+            tensor = of_place(tensor, each.place, each.num_rows)
+            tensor = in_file_order(tensor, each.heads, each.place.layout)
             rounded = stored[number * size : (number + 1) * size]
             error, total = _round_into(rounded, tensor, each)
         if each.kind is not Kind.F32:

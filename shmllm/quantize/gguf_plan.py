@@ -20,16 +20,23 @@ from gguf import GGMLQuantizationType as Kind
 from shmllm.errors import QuantizeError
 from shmllm.formats.gguf_family import GgufFamily, Place, is_tensor
 from shmllm.models.gguf_tensors import of_place
-from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.recurrent_specs import Mamba2Spec, MambaSpec, ShortConvolutionSpec
 from shmllm.models.specs import LayerSpec, MoESpec
 from shmllm.quantize.gguf_description import rope_tensors
 from shmllm.quantize.source import Source, SourceTensor
 
-_UNROUNDED = (".ffn_gate_inp.", ".shortconv.conv.", "position_embd.", ".bias")
-"""Parts of the names of what llama.cpp has in F32: routers, convolutions, learned positions,
-biases."""
+_UNROUNDED = (".ffn_gate_inp.", ".shortconv.conv.", ".ssm_conv1d.", "position_embd.", "_norm.")
+"""Parts of the names of what llama.cpp has in F32: routers, convolutions, learned positions, norms.
+What is no weight is so, too."""
 _OF_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
-_OF_CONVOLUTION = ("shortconv.",)
+_OF_MIXER: Mapping[type[Any], tuple[str, ...]] = {
+    AttentionSpec: _OF_ATTENTION,
+    LatentAttentionSpec: _OF_ATTENTION,
+    ShortConvolutionSpec: ("shortconv.",),
+    MambaSpec: ("ssm_",),
+    Mamba2Spec: ("ssm_",),
+}
 _OF_MLP = ("ffn_gate.", "ffn_up.", "ffn_down.")
 _OF_EXPERTS = ("ffn_gate_inp", "exp_probs_b", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _OF_SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
@@ -44,14 +51,16 @@ class Planned:
         kind: how it is stored.
         place: where the checkpoint has it.
         parts: the checkpoint's tensors by the number of the expert, or one of them.
-        num_heads: the number of heads whose rows are permuted; 0 if they are not.
+        num_rows: see `of_place`.
+        heads: the numbers of heads whose rows have another order; empty if they have not.
         offset: what is added to its values.
     """
 
     name: str
     kind: Kind
     place: Place
-    num_heads: int
+    num_rows: int
+    heads: tuple[int, ...]
     offset: float
     parts: dict[int, SourceTensor] = field(default_factory=dict)
 
@@ -62,7 +71,7 @@ class Planned:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape = _shape(self.parts[0], self.place)
+        shape = _shape(self.parts[0], self.place, self.num_rows)
         return (len(self.parts), *shape) if self.is_of_experts else shape
 
     @property
@@ -87,15 +96,15 @@ def plan(
         if tensor.name is None:
             continue
         found = family.stored_names(tensor.name)
-        if not all(name.rpartition(".")[0] in known for name, _, _ in found) or not found:
+        if not found or not known.issuperset(map(_module_of, (name for name, _, _ in found))):
             raise QuantizeError(
                 f"{tensor.file.path}: {tensor.stored} has no name in a GGUF file of {family.title}"
             )
         for name, expert, place in found:
-            key = family.heads_key(name)
-            num_heads = values[f"{architecture}.{key}"] if key else 0
-            chosen = _kind_of(name, _shape(tensor, place), kind)
-            one = Planned(name, chosen, place, num_heads, family.offset(name))
+            heads = tuple(values[f"{architecture}.{key}"] for key in family.heads_keys(name))
+            num_rows = values[f"{architecture}.{place.num_rows}"] if place.num_rows else 0
+            chosen = _kind_of(name, _shape(tensor, place, num_rows), kind)
+            one = Planned(name, chosen, place, num_rows, heads, family.offset(name))
             planned.setdefault(name, one).parts[expert] = tensor
     _check_complete(source, planned, family)
     return list(planned.values())
@@ -104,16 +113,21 @@ def plan(
 def _check_rope(source: Source, known: Container[str], family: GgufFamily) -> None:
     """Raises QuantizeError if the rotary embedding needs a tensor that llama.cpp does not have."""
     for name in rope_tensors(source.config):
-        if name.removesuffix(".weight") not in known:
+        if _module_of(name) not in known:
             raise QuantizeError(
-                f"{source.directory}: no tensor {name.removesuffix('.weight')} in a GGUF file of "
+                f"{source.directory}: no tensor {_module_of(name)} in a GGUF file of "
                 f"{family.title}, which the rotary embedding needs"
             )
 
 
-def _shape(tensor: SourceTensor, place: Place) -> tuple[int, ...]:
+def _shape(tensor: SourceTensor, place: Place, num_rows: int) -> tuple[int, ...]:
     """The shape in the file."""
-    return tuple(of_place(torch.empty(tensor.shape, device="meta"), place).shape)
+    return tuple(of_place(torch.empty(tensor.shape, device="meta"), place, num_rows).shape)
+
+
+def _module_of(name: str) -> str:
+    """The name of a tensor without its kind, which that of few lacks."""
+    return name.removesuffix(".weight").removesuffix(".bias")
 
 
 def _known_names(architecture: str, num_layers: int) -> set[str]:
@@ -124,7 +138,8 @@ def _known_names(architecture: str, num_layers: int) -> set[str]:
 
 
 def _kind_of(name: str, shape: tuple[int, ...], kind: Kind) -> Kind:
-    if len(shape) < 2 or any(part in name for part in _UNROUNDED):
+    is_weight = name.endswith(".weight") and len(shape) > 1
+    if not is_weight or any(part in name for part in _UNROUNDED):
         return Kind.F32
     return Kind.F16 if shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] else kind
 
@@ -158,7 +173,8 @@ def _check_complete(source: Source, planned: Mapping[str, Planned], family: Gguf
 
 def _absent(layer: LayerSpec) -> tuple[str, ...]:
     """What the names of those tensors begin with that a layer lacks beside others of its model."""
-    mixer = _OF_CONVOLUTION if isinstance(layer.mixer, AttentionSpec) else _OF_ATTENTION
+    own = _OF_MIXER[type(layer.mixer)]
+    mixer = tuple({name for names in _OF_MIXER.values() for name in names} - {*own})
     if not isinstance(layer.mlp, MoESpec):
         return mixer + _OF_EXPERTS + _OF_SHARED
     return mixer + _OF_MLP + (() if layer.mlp.shared else _OF_SHARED)

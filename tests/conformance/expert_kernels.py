@@ -151,6 +151,16 @@ class ExpertKernelsConformance:
             assert torch.equal(ids.long(), want_ids)
             torch.testing.assert_close(weights, want, atol=1e-5, rtol=1e-5, equal_nan=True)
 
+    @pytest.mark.parametrize(("experts", "top_k"), [(2, 2), (16, 2), (20, 5)])
+    def test_route_as_sparse_mixer(self, draw, experts, top_k):
+        choice = plain.Choice(divides_by_all=False, mixer_limit=0.3, scale=2.5)
+        logits = draw.normal(6, experts, dtype=torch.float32, scale=0.5)
+        logits[1, 1], logits[2], logits[3], logits[4] = torch.nan, 1.0, -2.0, 0.0
+        ids, weights = routed(logits, top_k, choice)
+        want_ids, want = plain.route(logits, top_k, choice)
+        assert torch.equal(ids.long(), want_ids)
+        torch.testing.assert_close(weights, want, atol=1e-5, rtol=1e-5, equal_nan=True)
+
     def test_a_number_is_added_to_the_sum_of_sigmoids(self, draw):
         logits = draw.normal(4, 12, dtype=torch.float32) - 12.0
         choice = plain.Choice(divides_by_all=False, is_sigmoid=True, total_eps=1e-6)

@@ -99,6 +99,13 @@ class FewRoutingConformance:
             routed.run(choice)
             routed.check(choice, dtype)
 
+    def test_a_choice_as_sparse_mixer(self, draw, dtype):
+        choice = plain.Choice(divides_by_all=True, mixer_limit=0.4)
+        routed = Routed(draw, dtype, 5, 16, 2, 64, 0, exact=True)
+        routed.bias = None
+        routed.run(choice)
+        routed.check(choice, dtype)
+
     def test_a_norm_with_an_offset(self, draw, dtype):
         routed = Routed(draw, dtype, 4, 8, 2, 64, 0)
         routed.norm = RowNorm(routed.norm.weight, 1e-5, offset=1.0)

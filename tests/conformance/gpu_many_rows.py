@@ -20,7 +20,7 @@ from support.gpu_steps import GpuSteps
 from support.model_helpers import reference_logits
 from support.variants import slow
 
-from shmllm.models.layers import MLP
+from shmllm.models.mlp import MLP
 from shmllm.worker.gpu import many_products, program
 from shmllm_kernels.gpu.row_configs import ManyRowsConfig
 

@@ -7,6 +7,7 @@ import torch
 from support.kernel_helpers import assert_close, poisoned
 
 from shmllm_kernels.gpu import activation, norm, per_layer
+from shmllm_kernels.gpu.xielu import xielu
 from shmllm_kernels.reference import activation as plain_activation
 from shmllm_kernels.reference import norm as plain_norm
 from shmllm_kernels.reference import per_layer as plain_per_layer
@@ -122,6 +123,16 @@ class RowKernelsConformance:
         out = poisoned(rows, dim, dtype=dtype, device=draw.device)
         activation.activate(out, x, name, is_gated)
         assert_close(out, plain_activation.activate(x, name, is_gated), *tolerances(dtype))
+
+    @pytest.mark.parametrize("scale", [4.0, 1e-2])
+    @pytest.mark.parametrize("shape", ACTIVATED_SHAPES)
+    def test_xielu(self, draw, dtype, shape, scale):
+        x = draw.normal(*shape, dtype=dtype, scale=scale)
+        numbers = torch.tensor([0.4, -1.3, 0.5, -1e-6], device=draw.device)
+        out = poisoned(*shape, dtype=dtype, device=draw.device)
+        xielu(out, x, numbers)
+        want = plain_activation.xielu(x, numbers)
+        assert_close(out, want, *tolerances(dtype))
 
     @pytest.mark.parametrize("name", NAMES)
     def test_activation_of_large_gates(self, draw, dtype, name):

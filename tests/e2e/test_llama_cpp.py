@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from support.gguf_models import (
-    LATENTS,
     add_bundled_vocabulary,
     as_before_latents,
     with_fused_experts,
@@ -30,6 +29,7 @@ from support.gguf_models import (
     write_model,
 )
 from support.gguf_read_alone import READ_ALONE
+from support.gguf_sizes import LATENTS
 from support.gguf_vocabularies import add_gemma4_vocabulary, trained_gemma4
 from support.model_helpers import assert_logits_close, reference_model
 from support.multimodal_models import nest
@@ -51,7 +51,7 @@ WINDOW = 48
 LEFT_OUT = ("mistral", "phi3", "starcoder2")
 """Families whose windows llama.cpp leaves out."""
 TOLERANCES = {
-    **dict.fromkeys(("gpt2", "gpt_neox", "phi", "starcoder2"), 1e-3),
+    **dict.fromkeys(("gpt2", "gpt_neox", "phi", "starcoder2", "falcon", "falcon_7b"), 1e-3),
     **{"gemma": 5e-3, "gemma2": 5e-3, "gemma3": 5e-2, "gemma3n": 1e-2, "gemma4": 1e-2},
 }
 """llama.cpp takes GELU from a table in float16."""
@@ -69,6 +69,7 @@ LONG_ONLY = LONG | {"short_factor": LONG["long_factor"]}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in VARIANTS if kind not in NOT_IN_GGUF},
     "cohere": ("cohere", {"attention_bias": False}),  # llama.cpp leaves them out
+    "starcoder with keys of each head": ("gpt_bigcode", {"multi_query": False}),
     "exaone4": (  # llama.cpp has windows in models of 64 layers alone
         "exaone4",
         {"sliding_window": None, "layer_types": ["full_attention"] * 5},
@@ -220,10 +221,12 @@ FUSED = ("qwen3.5 with experts", "qwen3 next", "deepseek v2", "deepseek v3 with 
 """Families whose gates and ups of experts llama.cpp reads from one tensor, too."""
 
 
+WITH_QKV_ALONE = ("gpt2", "gpt_neox", "phi3", "falcon", "falcon_7b", "gpt_bigcode")
+"""Families whose files never have queries, keys and values apart."""
 WITH_QKV = [
     case
     for case, (kind, options) in CASES.items()
-    if kind not in ("gpt2", "gpt_neox", "phi3") and "rope_parameters" not in options
+    if kind not in (*WITH_QKV_ALONE, *LATENTS) and "rope_parameters" not in options
 ]
 """Those whose files have queries, keys and values apart, and no settings that `write_model` leaves
 out."""

@@ -36,16 +36,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 QUICK = "exaone4"
 """Windows in three of four layers, which prompts exceed, and one without a rotation."""
 FAMILIES = [
-    "apertus", "flint", "modernbert-decoder", "phimoe",
+    "flint", "modernbert-decoder",
 ]  # fmt: skip
 RUNS = {
-    "apertus", "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
+    "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
     "bert-generation", "bitnet", "cohere_compass_text", "ctrl",
-    "dbrx", "electra", "emu3", "ernie",
+    "electra", "emu3", "ernie",
     "flint", "fuyu", "gemma4_unified_text", "got_ocr2",
     "jetmoe", "kolibri1", "laguna", "longcat_flash", "mimo_v2_flash",
     "minimax_m3_vl_text", "mllama", "modernbert-decoder",
-    "moshi", "persimmon", "phi4_multimodal", "phimoe",
+    "moshi", "persimmon", "phi4_multimodal",
     "roc_bert",
 }  # fmt: skip
 """The families that run, which docs/models.md lists."""

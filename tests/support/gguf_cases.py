@@ -219,7 +219,61 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     "gpt-neox sequential": ("gpt_neox", {"use_parallel_residual": False}, None),
     "nemotron": ("nemotron", {"attention_bias": True, "mlp_bias": True}, None),
     "olmo": ("olmo", {}, None),
+    "olmo with bounds": ("olmo", {"clip_qkv": 0.25}, lambda writer: writer.add_clamp_kqv(0.25)),
     "phi": ("phi", {}, None),
     "gpt2": ("gpt2", {"n_inner": 72}, None),
+    "falcon": ("falcon", {"ffn_hidden_size": 72}, None),
+    "falcon with groups": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_attention_heads": 6},
+        None,
+    ),
+    "falcon with one norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        None,
+    ),
+    "starcoder": ("gpt_bigcode", {"n_inner": 72}, None),
+    "starcoder with keys of each head": ("gpt_bigcode", {"multi_query": False}, None),
+    "jais2": ("jais2", {}, None),
+    "minicpm3": (
+        "minicpm3",
+        {"kv_lora_rank": 32, "q_lora_rank": 28, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+        | {"num_attention_heads": 3, "num_key_value_heads": 3, "v_head_dim": 16},
+        None,
+    ),
+    "minicpm3 longrope": (
+        "minicpm3",
+        {"kv_lora_rank": 32, "q_lora_rank": 28, "qk_nope_head_dim": 16, "qk_rope_head_dim": 6}
+        | {"num_attention_heads": 3, "num_key_value_heads": 3, "v_head_dim": 16}
+        | {"rope_parameters": {k: v for k, v in LONG.items() if k != "partial_rotary_factor"}}
+        | {"max_position_embeddings": 128},
+        None,
+    ),
+    "mamba": ("mamba", {"time_step_rank": 5}, None),
+    "falcon mamba": ("falcon_mamba", {"time_step_rank": 5, "mixer_rms_eps": 1e-5}, None),
+    "mamba2": (
+        "mamba2",
+        {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 32},
+        None,
+    ),
+    "jamba": (
+        "jamba",
+        {"num_hidden_layers": 5, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 5}
+        | {"mamba_dt_rank": 5},
+        None,
+    ),
+    "jamba without experts": (
+        "jamba",
+        {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 0, "num_experts": 1}
+        | {"mamba_dt_rank": 5},
+        None,
+    ),
+    "dots1": (
+        "dots1",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+        | {"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
+        None,
+    ),
 }
 """By name: the family, the options of a small model of transformers, and a change of its file."""

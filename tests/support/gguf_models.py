@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
+from support.gguf_sizes import LATENTS, add_sizes, has_experts, heads_of_layers, num_kv_heads
 from transformers import PreTrainedModel
 
 from shmllm.frontend.model_files import resolve_model
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
-"""The model types whose attention is that to latents."""
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
@@ -73,16 +70,25 @@ ARCHITECTURES = {
     **dict.fromkeys(LATENTS, gguf.MODEL_ARCH.DEEPSEEK2),
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
+    "dots1": gguf.MODEL_ARCH.DOTS1,
+    "mamba": gguf.MODEL_ARCH.MAMBA,
+    "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
+    "mamba2": gguf.MODEL_ARCH.MAMBA2,
+    "jamba": gguf.MODEL_ARCH.JAMBA,
+    "falcon": gguf.MODEL_ARCH.FALCON,
+    "gpt_bigcode": gguf.MODEL_ARCH.STARCODER,
+    "jais2": gguf.MODEL_ARCH.JAIS2,
+    "minicpm3": gguf.MODEL_ARCH.MINICPM3,
 }
 PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
     *("granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
 )
-UNROUNDED = (
-    *("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", ".bias"),
+_UNROUNDED = (
+    *("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", "_norm."),
     *("altup", "laurel", "per_layer_model_proj"),
 )
-"""What is F32 in any file, though it may have two dimensions."""
+"""Weights that are F32 in any file, though they may have two dimensions."""
 KINDS = {each.name: each for each in gguf.GGMLQuantizationType}
 PYTHON_QUANTIZES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
@@ -190,11 +196,18 @@ def write_model(
         for name, values in (factors or _factors_of(config)).items():
             writer.add_tensor(name, np.asarray(values, np.float32))
         for name, stored, values in rearrange(stored_tensors(model)):
-            rounds = values.ndim > 1 and not any(part in stored for part in UNROUNDED)
-            chosen = (kinds or {}).get(name, kind if rounds else "F32")
+            chosen = (kinds or {}).get(name, kind_of(stored, values, kind))
             writer.add_tensor(stored, quantized(values, chosen), raw_dtype=KINDS[chosen])
 
     return write(path, gguf.MODEL_ARCH_NAMES[architecture], fill, max_tensors)
+
+
+def kind_of(stored: str, values: Array, kind: str) -> str:
+    """The type that a tensor gets in a file whose matrices have this one."""
+    rounds = values.ndim > 1 and stored.endswith(".weight")
+    if not rounds or any(part in stored for part in _UNROUNDED):
+        return "F32"
+    return "F16" if values.shape[-1] % gguf.GGML_QUANT_SIZES[KINDS[kind]][0] else kind
 
 
 def with_fused_experts(tensors: StoredTensors) -> StoredTensors:
@@ -282,6 +295,8 @@ def architecture_of(config: Any) -> gguf.MODEL_ARCH:
     if config.model_type == "nemotron_h":
         has_experts = "moe" in config.layers_block_type
         return gguf.MODEL_ARCH.NEMOTRON_H_MOE if has_experts else gguf.MODEL_ARCH.NEMOTRON_H
+    if hasattr(config, "sections"):  # what a language model has behind a tower
+        return gguf.MODEL_ARCH.QWEN3VLMOE
     return ARCHITECTURES[config.model_type]
 
 
@@ -330,7 +345,7 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
             yield from _halves(known, "input_linear", values)
         elif name.endswith("experts.down_proj"):
             yield f"{name}.weight", values
-        elif family == "gpt_neox" and "query_key_value" in name:
+        elif "query_key_value" in name or (family == "gpt_bigcode" and "c_attn" in name):
             yield name, _all_queries_first(values, model.config)
         elif (family.startswith("gemma") or family == "nemotron") and name.endswith("norm.weight"):
             yield name, values + 1
@@ -370,9 +385,13 @@ def _without_dimension(name: str, values: Array) -> Array:
 
 
 def _all_queries_first(values: Array, config: Any) -> Array:
-    """The rows of all queries, all keys and all values, of those of each head side by side."""
-    heads = values.reshape(config.num_attention_heads, 3, -1, *values.shape[1:])
-    return np.ascontiguousarray(heads.swapaxes(0, 1).reshape(values.shape))
+    """The rows of all queries, all keys and all values, of those of each key head side by side."""
+    count = num_kv_heads(config)
+    heads = values.reshape(
+        count, -1, config.hidden_size // config.num_attention_heads, *values.shape[1:]
+    )
+    parts = heads[:, :-2], heads[:, -2:-1], heads[:, -1:]
+    return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
 
 
 def _of_qwen35(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
@@ -413,64 +432,22 @@ def _of_gemma4(name: str, values: Array, config: Any) -> Iterator[tuple[str, Arr
 
 
 def _factors_of(config: Any) -> dict[str, Array]:
-    """The factors of the frequencies of Gemma 4's full layers, of which some pairs stand."""
+    """The factors of longrope, and of the frequencies of Gemma 4's full layers, of which some pairs
+    stand."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return {
+            f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"])
+            for kind in ("long", "short")
+        }
     if config.model_type != "gemma4_text":
         return {}
-    width = _heads_of_layers(config)[config.layer_types.index("full_attention")][0]
+    width = heads_of_layers(config)[config.layer_types.index("full_attention")][0]
     num_rotated = (
         int(width * config.rope_parameters["full_attention"]["partial_rotary_factor"]) // 2
     )
     values = [1.0] * num_rotated + [1e30] * (width // 2 - num_rotated)
     return {"rope_freqs.weight": np.array(values)}
-
-
-def _heads_of_layers(config: Any) -> list[tuple[int, int]]:
-    """The width of heads and the number of key heads of each layer of Gemma 4."""
-    own = config.to_dict()["per_layer_config"]
-    plain = {"head_dim": config.head_dim, "num_key_value_heads": config.num_key_value_heads}
-    every = [plain | own.get(str(layer), {}) for layer in range(config.num_hidden_layers)]
-    return [(each["head_dim"], each["num_key_value_heads"]) for each in every]
-
-
-def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
-    heads, kinds = _heads_of_layers(config), config.layer_types
-    width = heads[kinds.index("full_attention")][0]
-    shared, inner = config.num_kv_shared_layers, config.intermediate_size
-    writer.add_shared_kv_layers(shared)
-    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
-    writer.add_sliding_window(config.sliding_window)
-    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_key_length_swa(config.head_dim)
-    writer.add_value_length_swa(config.head_dim)
-    writer.add_rope_dimension_count(width)
-    writer.add_rope_dimension_count_swa(config.head_dim)
-    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
-    if len({number for _, number in heads}) > 1:
-        writer.add_head_count_kv([number for _, number in heads])
-    if config.use_double_wide_mlp:
-        first = config.num_hidden_layers - shared
-        writer.add_feed_forward_length([inner] * first + [2 * inner] * shared)
-    if config.final_logit_softcapping:
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if config.enable_moe_block:
-        writer.add_expert_count(config.num_experts)
-        writer.add_expert_used_count(config.top_k_experts)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-
-
-def _add_gemma3n(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_altup_active_idx(config.altup_active_idx)
-    writer.add_altup_num_inputs(config.altup_num_inputs)
-    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
-    writer.add_shared_kv_layers(config.num_kv_shared_layers)
-    cut = NormalDist().inv_cdf
-    scales = [cut(each) if each else -math.inf for each in config.activation_sparsity_pattern]
-    writer.add_activation_sparsity_scale(scales)
-    writer.add_sliding_window(config.sliding_window)
-    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-    writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _of_gpt_oss(name: str, values: Array, _config: Any) -> Iterator[tuple[str, Array]]:
@@ -556,9 +533,9 @@ def _of_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[
     elif name.endswith("experts.down_proj"):
         yield f"{name}.weight", values
     elif name.endswith("input_linear.weight"):
-        known = name.replace("shared_mlp", "mlp.shared_experts" if _has_experts(config) else "mlp")
+        known = name.replace("shared_mlp", "mlp.shared_experts" if has_experts(config) else "mlp")
         yield from _halves(known, "input_linear", values)
-    elif name.endswith("shared_mlp.output_linear.weight") and not _has_experts(config):
+    elif name.endswith("shared_mlp.output_linear.weight") and not has_experts(config):
         yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), values
     elif name.endswith(".A_log"):
         yield name, -np.exp(values)[:, None]
@@ -570,10 +547,6 @@ def _of_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[
         yield name, values[:, 0]
     else:
         yield name.replace(".dt_bias", ".dt_proj.bias"), permuted(values, name, config)
-
-
-def _has_experts(config: Any) -> bool:
-    return bool(config.num_local_experts)
 
 
 def _of_falcon_h1(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
@@ -623,6 +596,26 @@ def _of_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str,
     yield name, values
 
 
+def _of_mamba(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter stores decays, and of Mamba 2 columns and the norms of groups."""
+    is_second = config.model_type == "mamba2"
+    if name.endswith(".A_log"):
+        values = -np.exp(values.astype(np.float64)).astype(np.float32)
+    elif name.endswith("conv1d.weight"):
+        values = values[:, 0]
+    if is_second and name.endswith((".A_log", ".D")):
+        values = values[:, None]
+    elif is_second and name.endswith("mixer.norm.weight"):
+        values = values.reshape(config.n_groups, -1)
+    name = name.replace("model.embeddings", "backbone.embeddings")
+    if name.endswith("experts.gate_up_proj"):
+        yield from _halves(f"{name}.weight".replace("feed_forward", "mlp"), "gate_up_proj", values)
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight".replace("feed_forward", "mlp"), values
+    else:
+        yield name.replace(".dt_bias", ".dt_proj.bias"), values
+
+
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
     "gemma3n_text": _of_gemma3n,
@@ -631,6 +624,7 @@ _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] =
     "granitemoehybrid": _of_granite_hybrid,
     "falcon_h1": _of_falcon_h1,
     "nemotron_h": _of_nemotron_h,
+    **dict.fromkeys(("mamba", "falcon_mamba", "mamba2", "jamba"), _of_mamba),
     "qwen3_5_text": _of_qwen35,
     **dict.fromkeys(LATENTS, _of_deepseek2),
     "qwen3_5_moe_text": _of_qwen35_moe,
@@ -651,196 +645,6 @@ def permuted(values: Array, name: str, config: Any) -> Array:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
-def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Add the metadata that each model has, and those of its family."""
-    family = config.model_type
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
-    if family == "gpt2":
-        writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
-        return
-    _add_sizes_of_layers(writer, config)
-    if family == "olmo":
-        writer.add_layer_norm_eps(1e-5)
-    elif family in _LAYER_NORM_EPS:
-        writer.add_layer_norm_eps(getattr(config, _LAYER_NORM_EPS[family]))
-    else:
-        names = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
-        writer.add_layer_norm_rms_eps(next(filter(None, (getattr(config, n, 0) for n in names))))
-    head_dim = getattr(config, "head_dim", None)
-    if head_dim and family not in LATENTS:
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
-    if family != "nemotron_h":  # which rotates nothing
-        ropes = config.rope_parameters
-        writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
-    own = _OF_FAMILY.get(family)
-    if own is not None:
-        own(writer, config)
-
-
-def _add_sizes_of_layers(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Add the width of MLPs and the number of key heads, if all layers have the same."""
-    family = config.model_type
-    if family.startswith("lfm2"):
-        _add_lfm2(writer, config)
-        return
-    if family == "granitemoehybrid" and not _has_experts(config):
-        writer.add_feed_forward_length(config.shared_intermediate_size)
-    elif family not in ("qwen3_5_moe_text", "nemotron_h"):
-        writer.add_feed_forward_length(config.intermediate_size)
-    if family not in ("gpt_neox", "granitemoehybrid", "nemotron_h"):
-        writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
-
-
-def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    inner = getattr(config, "moe_intermediate_size", None)
-    if inner or config.model_type == "gpt_oss":
-        writer.add_expert_feed_forward_length(inner or config.intermediate_size)
-    if config.model_type == "qwen2_moe":
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if config.model_type == "gpt_oss":
-        writer.add_sliding_window(config.sliding_window)
-
-
-def _add_sigmoids(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_experts(writer, config)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-
-
-def _add_minimax(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_sigmoids(writer, config)
-    writer.add_expert_feed_forward_length(config.intermediate_size)
-    writer.add_rope_dimension_count(config.rotary_dim)
-
-
-def _add_hunyuan_moe(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_expert_count(config.num_experts)
-    writer.add_expert_used_count(config.moe_topk)
-    writer.add_expert_feed_forward_length(config.intermediate_size)
-    writer.add_expert_shared_feed_forward_length(config.intermediate_size)
-    writer.add_expert_shared_count(1)
-
-
-def _add_qwen35(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
-    writer.add_ssm_state_size(config.linear_key_head_dim)
-    writer.add_ssm_group_count(config.linear_num_key_heads)
-    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
-    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
-    recurrent = [each == "linear_attention" for each in config.layer_types]
-    writer.add_array(f"{writer.arch}.attention.recurrent_layers", recurrent)
-    share = config.rope_parameters["partial_rotary_factor"]
-    writer.add_rope_dimension_count(int(config.head_dim * share))
-    writer.add_rope_dimension_sections([11, 11, 10, 0])
-
-
-def _add_qwen35_moe(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_qwen35(writer, config)
-    _add_experts(writer, config)
-    writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-
-
-def _add_mistral3(writer: gguf.GGUFWriter, config: Any) -> None:
-    rope = config.rope_parameters
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(rope["factor"])
-    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    writer.add_rope_scaling_yarn_log_mul(rope.get("mscale_all_dim", 0.0))
-    writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-
-
-def _add_granite_moe(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_granite(writer, config)
-    _add_experts(writer, config)
-    if config.model_type == "granitemoeshared":
-        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
-
-
-def _add_nemotron_h(writer: gguf.GGUFWriter, config: Any) -> None:
-    kinds, heads = config.layers_block_type, config.num_key_value_heads
-    width, feed_forward = config.intermediate_size, "mlp"
-    if "moe" in kinds:
-        width, feed_forward = config.moe_intermediate_size, "moe"
-        writer.add_expert_count(config.n_routed_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(width)
-        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
-        writer.add_expert_shared_count(1)
-        writer.add_expert_weights_norm(config.norm_topk_prob)
-        writer.add_expert_weights_scale(config.routed_scaling_factor)
-        writer.add_expert_group_count(config.n_group)
-    writer.add_feed_forward_length([width if each == feed_forward else 0 for each in kinds])
-    writer.add_head_count_kv([heads if each == "full_attention" else 0 for each in kinds])
-    writer.add_layer_norm_eps(config.layer_norm_epsilon)
-    writer.add_ssm_conv_kernel(config.conv_kernel)
-    writer.add_ssm_state_size(config.ssm_state_size)
-    writer.add_ssm_group_count(config.n_groups)
-    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
-    writer.add_ssm_time_step_rank(config.mamba_num_heads)
-
-
-def _add_falcon_h1(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_ssm_conv_kernel(config.mamba_d_conv)
-    writer.add_ssm_state_size(config.mamba_d_state)
-    writer.add_ssm_group_count(config.mamba_n_groups)
-    writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
-    writer.add_ssm_time_step_rank(config.mamba_n_heads)
-
-
-def _add_granite_hybrid(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_granite(writer, config)
-    if _has_experts(config):
-        _add_experts(writer, config)
-        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
-    _add_falcon_h1(writer, config)
-    heads = config.num_key_value_heads
-    kinds = config.layer_types
-    writer.add_head_count_kv([heads if each == "full_attention" else 0 for each in kinds])
-    writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
-
-
-def _add_ernie_moe(writer: gguf.GGUFWriter, config: Any) -> None:
-    """The converter takes the width of the shared experts for that of an MLP over the key heads,
-    which it is in the published models."""
-    writer.add_expert_count(config.moe_num_experts)
-    writer.add_expert_used_count(config.moe_k)
-    writer.add_interleave_moe_layer_step(config.moe_layer_interval)
-    writer.add_leading_dense_block_count(config.moe_layer_start_index)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    writer.add_expert_shared_count(config.moe_num_shared_experts)
-    if config.moe_num_shared_experts:
-        shared = config.moe_num_shared_experts * config.moe_intermediate_size
-        writer.add_expert_shared_feed_forward_length(shared)
-
-
-def _add_llama4(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_experts(writer, config)
-    writer.add_feed_forward_length(config.intermediate_size_mlp)
-    writer.add_expert_feed_forward_length(config.intermediate_size)
-    writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
-
-
-def _add_exaone_moe(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_sigmoids(writer, config)
-    _add_olmo3(writer, config)
-    inner, num_shared = config.moe_intermediate_size, config.num_shared_experts
-    writer.add_expert_shared_count(num_shared)
-    writer.add_expert_shared_feed_forward_length(inner * num_shared)
-    writer.add_expert_weights_scale(config.routed_scaling_factor)
-    writer.add_expert_weights_norm(config.norm_topk_prob)
-    writer.add_expert_group_count(config.n_group)
-    writer.add_expert_group_used_count(config.topk_group)
-    writer.add_leading_dense_block_count(config.mlp_layer_types.count("dense"))
-    writer.add_nextn_predict_layers(0)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-
-
 def as_before_latents(config: Any) -> Change:
     """Changes the metadata of a model with latents to those of files from before llama.cpp kept
     these: see `with_joined_latents`."""
@@ -853,166 +657,6 @@ def as_before_latents(config: Any) -> Change:
         writer.add_value_length(config.v_head_dim)
 
     return change
-
-
-def _add_deepseek2(writer: gguf.GGUFWriter, config: Any) -> None:
-    rank, rope_dim, rope = config.kv_lora_rank, config.qk_rope_head_dim, config.rope_parameters
-    if config.q_lora_rank is not None:
-        writer.add_q_lora_rank(config.q_lora_rank)
-    writer.add_kv_lora_rank(rank)
-    writer.add_key_length(rank + rope_dim)
-    writer.add_value_length(rank)
-    writer.add_key_length_mla(config.qk_nope_head_dim + rope_dim)
-    writer.add_value_length_mla(config.v_head_dim)
-    writer.add_rope_dimension_count(rope_dim)
-    if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
-    if config.model_type == "youtu":
-        writer.add_leading_dense_block_count(config.num_hidden_layers)
-        writer.add_expert_feed_forward_length(config.intermediate_size)
-        writer.add_expert_shared_count(0)
-        return
-    _add_experts_of_deepseek(writer, config)
-    if config.model_type != "deepseek_v2":
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_group_count(config.n_group)
-        writer.add_expert_group_used_count(config.topk_group)
-
-
-def _add_glm4_moe(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_partial(writer, config)
-    _add_experts_of_deepseek(writer, config)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-
-
-def _add_experts_of_deepseek(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_expert_count(config.n_routed_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    writer.add_expert_shared_count(config.n_shared_experts)
-    num_dense = getattr(config, "first_k_dense_replace", None)
-    if num_dense is None:
-        num_dense = config.mlp_layer_types.count("dense")
-    writer.add_leading_dense_block_count(num_dense)
-    writer.add_expert_weights_scale(config.routed_scaling_factor)
-    if config.norm_topk_prob:
-        writer.add_expert_weights_norm(True)
-
-
-def _add_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_sigmoids(writer, config)
-    writer.add_sliding_window(config.sliding_window)
-    writer.add_expert_shared_count(config.num_shared_experts)
-    writer.add_leading_dense_block_count(config.num_dense_layers)
-    writer.add_expert_weights_norm(True)
-    writer.add_expert_weights_scale(config.route_scale)
-
-
-def _add_lfm2_moe(writer: gguf.GGUFWriter, config: Any) -> None:
-    _add_sigmoids(writer, config)
-    writer.add_leading_dense_block_count(config.num_dense_layers)
-
-
-def _add_lfm2(writer: gguf.GGUFWriter, config: Any) -> None:
-    inner = config.intermediate_size
-    if getattr(config, "block_auto_adjust_ff_dim", False):
-        multiple = config.block_multiple_of
-        inner = int(config.block_ffn_dim_multiplier * int(2 * inner / 3))
-        inner = multiple * ((inner + multiple - 1) // multiple)
-    writer.add_feed_forward_length(inner)
-    heads = config.num_key_value_heads
-    writer.add_head_count_kv([0 if kind == "conv" else heads for kind in config.layer_types])
-    writer.add_shortconv_l_cache(config.conv_L_cache)
-
-
-def _add_gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_sliding_window(config.sliding_window)
-    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-    writer.add_final_logit_softcapping(config.final_logit_softcapping)
-
-
-def _add_partial(writer: gguf.GGUFWriter, config: Any) -> None:
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    share = config.rope_parameters.get("partial_rotary_factor", 1.0)
-    writer.add_rope_dimension_count(int(width * share))
-    if config.model_type == "phi3":
-        writer.add_sliding_window(config.sliding_window or 0)
-    if config.model_type == "gpt_neox":
-        writer.add_parallel_residual(config.use_parallel_residual)
-
-
-def _add_granite(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_attention_scale(config.attention_multiplier)
-    writer.add_embedding_scale(config.embedding_multiplier)
-    writer.add_residual_scale(config.residual_multiplier)
-    writer.add_logit_scale(config.logits_scaling)
-
-
-def _add_olmo3(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_sliding_window(config.sliding_window)
-    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-
-
-def _add_exaone4(writer: gguf.GGUFWriter, config: Any) -> None:
-    if config.sliding_window:
-        _add_olmo3(writer, config)
-
-
-def _add_cohere2(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_logit_scale(config.logit_scale)
-    writer.add_sliding_window(config.sliding_window)
-    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-
-
-_OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
-    "mixtral": _add_experts,
-    "qwen2_moe": _add_experts,
-    "qwen3_moe": _add_experts,
-    "olmoe": _add_experts,
-    "gpt_oss": _add_experts,
-    "llama4_text": _add_llama4,
-    "lfm2_moe": _add_lfm2_moe,
-    "ministral3": _add_mistral3,
-    "qwen3_5_text": _add_qwen35,
-    "qwen3_5_moe_text": _add_qwen35_moe,
-    "qwen3_next": _add_qwen35_moe,
-    "hunyuan_v1_moe": _add_hunyuan_moe,
-    "granitemoehybrid": _add_granite_hybrid,
-    "falcon_h1": _add_falcon_h1,
-    "nemotron_h": _add_nemotron_h,
-    "granitemoe": _add_granite_moe,
-    "granitemoeshared": _add_granite_moe,
-    "ernie4_5_moe": _add_ernie_moe,
-    "exaone_moe": _add_exaone_moe,
-    "glm4_moe": _add_glm4_moe,
-    "minimax_m2": _add_minimax,
-    "afmoe": _add_afmoe,
-    **dict.fromkeys(LATENTS, _add_deepseek2),
-    "gemma2": _add_gemma2,
-    "gemma3n_text": _add_gemma3n,
-    "gemma4_text": _add_gemma4,
-    "gemma3_text": lambda writer, config: writer.add_sliding_window(config.sliding_window),
-    "phi3": _add_partial,
-    "glm4": _add_partial,
-    "granite": _add_granite,
-    "olmo3": _add_olmo3,
-    "cohere": lambda writer, config: writer.add_logit_scale(config.logit_scale),
-    "cohere2": _add_cohere2,
-    "exaone4": _add_exaone4,
-    "gpt_neox": _add_partial,
-    "nemotron": _add_partial,
-    "phi": _add_partial,
-    "stablelm": _add_partial,
-    "starcoder2": lambda writer, config: writer.add_sliding_window(config.sliding_window or 0),
-}
-_LAYER_NORM_EPS = {
-    **dict.fromkeys(("cohere", "cohere2", "gpt_neox", "phi", "stablelm"), "layer_norm_eps"),
-    "nemotron": "norm_eps",
-    "starcoder2": "norm_epsilon",
-}
 
 
 def add_vocabulary(

@@ -103,6 +103,12 @@ READ_ALONE: dict[str, tuple[str, Options]] = {
         | _EXPERTS
         | {"linear_num_value_heads": 4, "num_experts": 6, "shared_expert_intermediate_size": 36},
     ),
+    "the language model of qwen3 vl with experts": (
+        "qwen3_moe",
+        _EXPERTS
+        | {"num_experts": 6, "head_dim": 16, "norm_topk_prob": True}
+        | {"sections": [3, 3, 2, 0]},
+    ),
     "qwen3 next": (
         "qwen3_next",
         _QWEN35

@@ -95,6 +95,7 @@ from shmllm_kernels.gpu.single_row import config_of, multiply_row
 from shmllm_kernels.gpu.states import Requests
 from shmllm_kernels.gpu.step import rope_tables, unpack_step
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
+from shmllm_kernels.gpu.xielu import xielu
 from shmllm_kernels.reference.moe import Choice
 from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
 from shmllm_kernels.reference.sampling import SamplingColumns
@@ -168,6 +169,7 @@ def rows(capability: int) -> None:
     activation.activate_sparse(empty(4, 14_336), gate_up, "gelu_tanh", 1.645)
     for name in ("gelu", "gelu_tanh"):
         activation.activate(gate_up, gate_up.clone(), name, is_gated=False)
+    xielu(gate_up, gate_up.clone(), empty(4, dtype=torch.float32))
     cache, angles = empty(2, 8, 16, 8, 128), empty(4, 1, 128)
     slots = empty(4, dtype=torch.int64)
     norms = HeadNorms(angles[0, 0], angles[0, 0], 1e-6)
@@ -342,12 +344,13 @@ def integers(*shape: int) -> torch.Tensor:
 
 
 def routers(facts: dict[str, Any], capability: int) -> None:
-    """Launch the routers of DeepSeek-V3, of DeepSeek-V2 and of ERNIE 4.5 21B-A3B."""
+    """Launch the routers of DeepSeek-V3, DeepSeek-V2, ERNIE 4.5 21B-A3B and Phi-3.5-MoE."""
     starts, in_groups = empty(2, dtype=torch.int32), Choice(divides_by_all=False, num_groups=8)
     for count, top_k, hidden, choice in (
         (256, 8, 7168, replace(in_groups, is_sigmoid=True, top_groups=4, num_best=2, scale=2.5)),
         (160, 6, 5120, replace(in_groups, divides_by_all=True, top_groups=3, scale=2.5)),
         (64, 6, 2560, Choice(divides_by_all=False)),
+        (16, 2, 4096, Choice(divides_by_all=True, mixer_limit=0.02)),
     ):
         ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
         logits, bias = empty(4, count, dtype=torch.float32), empty(count, dtype=torch.float32)

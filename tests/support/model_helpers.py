@@ -13,6 +13,7 @@ from support.one_thread import one_thread
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
+    ApertusConfig,
     ArceeConfig,
     AutoConfig,
     BambaConfig,
@@ -21,6 +22,7 @@ from transformers import (
     Cohere2MoeConfig,
     CohereConfig,
     CwmConfig,
+    DbrxConfig,
     DeepseekV2Config,
     DeepseekV3Config,
     Dots1Config,
@@ -85,6 +87,7 @@ from transformers import (
     OPTConfig,
     Phi3Config,
     PhiConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -128,6 +131,7 @@ SIZES = {
 }
 CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "afmoe": AfmoeConfig,
+    "apertus": ApertusConfig,
     "arcee": ArceeConfig,
     "bamba": BambaConfig,
     "codegen": CodeGenConfig,
@@ -135,6 +139,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "cohere2_moe": Cohere2MoeConfig,
     "cohere2": Cohere2Config,
     "cwm": CwmConfig,
+    "dbrx": DbrxConfig,
     "deepseek_v2": DeepseekV2Config,
     "deepseek_v3": DeepseekV3Config,
     "dots1": Dots1Config,
@@ -196,6 +201,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "olmo3": Olmo3Config,
     "opt": OPTConfig,
     "phi": PhiConfig,
+    "phimoe": PhimoeConfig,
     "phi3": Phi3Config,
     "seed_oss": SeedOssConfig,
     "smollm3": SmolLM3Config,
@@ -240,7 +246,8 @@ def reference_model(
     model = model_of(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or ".ln_" in name or name.endswith("scale"):
+            is_norm = "norm" in name and parameter.ndim == 1
+            if is_norm or ".ln_" in name or name.endswith("scale"):
                 parameter.normal_(1.0, 0.2)
             elif name.endswith(STATE_PARAMETERS):
                 parameter.normal_(0.0, 0.5)

@@ -15,6 +15,7 @@ from shmllm_kernels.cpu.memory import word_of_float
 from shmllm_kernels.cpu.routing import (
     BLOCK_WORDS,
     COMBINE,
+    MIXER,
     ROUTE,
     SIGMOID,
     SOFTMAX,
@@ -163,9 +164,10 @@ class MoERun:
         extra = [address(ranks) if has_ranks else 0, address(bias), *groups]
         count, factors = (
             self._count.ctypes.data,
-            map(word_of_float, (choice.scale, choice.total_eps)),
+            map(word_of_float, (choice.scale, choice.mixer_limit or choice.total_eps)),
         )
-        kernel = ROUTE[SIGMOID if choice.is_sigmoid else SOFTMAX]
+        scores = MIXER if choice.mixer_limit else SIGMOID if choice.is_sigmoid else SOFTMAX
+        kernel = ROUTE[scores]
         row = [count, *operands, *places, *extra, *factors]
         self._run(lambda program: program.record(kernel, row))
 

@@ -30,6 +30,10 @@ WRITABLE: dict[str, dict[str, Any]] = {
     "minimax_m2": {"num_mtp_modules": 3},  # which a checkpoint has beside the model
     "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192},  # a file cannot say others
     "olmoe": {"num_key_value_heads": 4},  # llama.cpp reads no others
+    "falcon": {"ffn_hidden_size": 96, "bias": False},  # likewise
+    "falcon_mamba": {"mixer_rms_eps": 1e-5},  # that of the layers' norms
+    "dots1": {"num_key_value_heads": 4},
+    "minicpm3": {"kv_lora_rank": 64, "q_lora_rank": 64},
 }
 """What differs from `make_model`, by its names of families."""
 

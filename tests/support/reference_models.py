@@ -123,6 +123,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite": ("Glm4MoeLite", LATENT),
+    "dots1": (
+        "Dots1",
+        {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+        | {"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+    ),
     "cohere2": ("Cohere2", {"sliding_window": 48, "num_hidden_layers": 4}),
     "cohere2_moe": (
         "Cohere2Moe",
@@ -138,6 +143,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 5, "head_dim": 16, "sliding_window": 48}
         | {"mup_enabled": True, "route_scale": 1.5},
     ),
+    "apertus": ("Apertus", {}),
     "arcee": ("Arcee", {}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
     "hyperclovax": (
@@ -169,7 +175,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gptj": ("GPTJ", {"n_inner": 96, "rotary_dim": 8}),
     "helium": ("Helium", {"head_dim": 16}),
     "nemotron": ("Nemotron", {}),
-    "olmo": ("Olmo", {}),
+    "olmo": ("Olmo", {"clip_qkv": 1.0}),
     "phi": ("Phi", {"num_key_value_heads": 4}),
     "opt": ("OPT", {"ffn_dim": 96}),
     "seed_oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
@@ -197,6 +203,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_rope_theta": [0, 1e4, 5e4, 1e4]},
     ),
     "granite_swa": ("GraniteSWA", {"sliding_window": 48, "num_hidden_layers": 5}),
+    "dbrx": (
+        "Dbrx",
+        {"d_model": 64}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 1e4}}
+        | {"ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 3}},
+    ),
+    "phimoe": (
+        "Phimoe",
+        {"num_local_experts": 8, "intermediate_size": 32, "router_jitter_noise": 0.3}
+        | {"attention_bias": True},
+    ),
     "hy_v3": ("HYV3", ROUTER | {"head_dim": 16}),
     "mellum": (
         "Mellum",
@@ -326,7 +343,7 @@ RECURRENT = (
 )
 """Those whose layers have states."""
 DENSE = (
-    *("arcee", "cohere", "ernie4_5", "exaone4", "glm"),
+    *("apertus", "arcee", "cohere", "ernie4_5", "exaone4", "glm"),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat", "granite_swa"),
@@ -338,16 +355,16 @@ WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
+    *("dots1", "phimoe", "dbrx"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
-    *(kind for kind in RECURRENT if not kind.startswith("lfm2")),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba", "granite_moe_hybrid", "nemotron_h"),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma3n", "gemma4", "glm4_moe", "glm4_moe_lite"),
-    *("mistral4", "nanochat"),
-    *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum", "minicpm3"),
-    *("cwm", "hyperclovax", "jais2", "vaultgemma"),
-    *("falcon", "falcon_7b", "gpt_bigcode", "codegen", "gpt_neo"),
+    *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
+    *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
+    *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3", "mistral4")
@@ -427,7 +444,7 @@ def draw_weights(model: Any) -> None:
     that are all ones or zeros would hide a mistake."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or ".ln_" in name:
+            if ("norm" in name and parameter.ndim == 1) or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
             elif parameter.ndim == 1 or name.endswith(MIXING):
                 parameter.normal_(0.0, 0.5)

@@ -19,7 +19,7 @@ from shmllm_kernels.cpu.norms import KINDS
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 
-SOFTMAX, SIGMOID = "softmax", "sigmoid"
+SOFTMAX, SIGMOID, MIXER = "softmax", "sigmoid", "mixer"
 """What the scores of experts are made of their logits by."""
 
 _SMALLEST_SHARE = 1e-12  # ERNIE 4.5 divides by no smaller share of the sum over all experts
@@ -207,28 +207,62 @@ def _route_token(operands, logits, ranks, ids, weights, scoring):
 
 
 @compiled
+def _mixed_weight(logits, num_experts, expert, limit):
+    """Returns the weight of an expert as SparseMixer has it."""
+    values, total = floats(logits), np.float32(0.0)
+    own = values[expert]
+    for other in range(num_experts):
+        logit = values[other]
+        gap = (own - logit) / max(max(-logit, logit), own)
+        if _is_chosen_before(_rank(own), expert, _rank(logit), other + 1):
+            total += np.float32(0.0) if gap > limit else exp(logit - own)
+    return np.float32(1.0) / total
+
+
+@compiled
+def _mix_token(operands, logits, ids, weights):
+    """Chooses a token's experts, with the weights of MIXER."""
+    num_experts, top_k = word(operands, 3), word(operands, 4)
+    values, found = floats(logits), floats(weights)
+    scale, limit = float_of_word(word(operands, 13)), float_of_word(word(operands, 14))
+    last = _last_chosen(logits, num_experts, top_k)
+    last_rank, num_chosen = _rank(values[last]), np.int64(0)
+    for expert in range(num_experts):
+        if values[expert] != values[expert]:
+            scale = values[expert]
+    for expert in range(num_experts):
+        if _is_chosen_before(_rank(values[expert]), expert, last_rank, last + 1):
+            put_word(ids, num_chosen, expert)
+            found[num_chosen] = _mixed_weight(logits, num_experts, expert, limit) * scale
+            num_chosen += 1
+
+
+@compiled
 def _route(operands, piece, thread, num_threads, scoring):
     logits, stride, num_experts = word(operands, 1), word(operands, 2), word(operands, 3)
     top_k, ids, weights = word(operands, 4), word(operands, 6), word(operands, 7)
     begin, end = _tokens(operands, piece, num_threads)
     for token in range(begin, end):
         own, ranks = logits + token * stride, logits + token * stride
-        if word(operands, 8) != 0:
-            ranks = word(operands, 8) + token * 4 * (num_experts + word(operands, 10))
-            _rank_experts(operands, own, ranks, scoring)
-        _route_token(
-            operands, own, ranks, ids + token * top_k * 8, weights + token * top_k * 4, scoring
-        )
+        own_ids, own_weights = ids + token * top_k * 8, weights + token * top_k * 4
+        if scoring == MIXER:
+            _mix_token(operands, own, own_ids, own_weights)
+        else:
+            if word(operands, 8) != 0:
+                ranks = word(operands, 8) + token * 4 * (num_experts + word(operands, 10))
+                _rank_experts(operands, own, ranks, scoring)
+            _route_token(operands, own, ranks, own_ids, own_weights, scoring)
 
 
-ROUTE = {scoring: Kernel(_pieces, _route, scoring) for scoring in (SOFTMAX, SIGMOID)}
+ROUTE = {scoring: Kernel(_pieces, _route, scoring) for scoring in (SOFTMAX, SIGMOID, MIXER)}
 """Kernels by the scores of experts; each chooses a token's experts. `reference.moe.route` defines
 them.
 
 SOFTMAX: ``weight = exp(logit) / sum(exp(logits))``, where the sum is over all experts or over the
 chosen ones. The latter is both the softmax of the chosen logits, and the softmax of all logits
 divided by the sum over the chosen ones; that counts as at least 1e-12. SIGMOID: ``weight =
-sigmoid(logit)``, or this divided by the sum over the chosen ones.
+sigmoid(logit)``, or this divided by the sum over the chosen ones. MIXER: see `mixer_limit` of
+`reference.moe.Choice`; operands 5 and 8 to 12 are not used.
 
 A NaN is chosen last; all weights of its token are NaN then, as they are if the largest logit is
 infinite and the scores are SOFTMAX.
@@ -247,7 +281,7 @@ Operands (addresses; strides in bytes):
     11 the number of groups that a token's experts are chosen from, and 12 how many of a group's
        largest ranks make the group's score: 1 or 2 (numbers)
     13 the factor of the weights, a number from `word_of_float`
-    14 what SIGMOID adds to the sum over the chosen ones, likewise
+    14 what SIGMOID adds to the sum over the chosen ones, or the limit of MIXER, likewise
 """
 
 

@@ -343,6 +343,24 @@ Operands: address of the number of rows; x [rows, width]; width; scale, and cap 
 
 
 @compiled
+def _clip(operands, piece, thread, num_threads):
+    values, count = floats(word(operands, 1)), word(word(operands, 0), 0) * word(operands, 2)
+    bound = float_of_word(word(operands, 3))
+    begin, end = piece * NUMBERS_AT_ONCE, min((piece + 1) * NUMBERS_AT_ONCE, count)
+    for i in range(begin, end):
+        x = values[i]
+        values[i] = bound if x > bound else -bound if x < -bound else x  # a NaN stays one
+
+
+CLIP = Kernel(_count_parts, _clip)
+"""``x = min(max(x, -bound), bound)``, in place.
+
+Operands: address of the number of rows; x [rows, width]; width; bound, a number from
+`word_of_float`.
+"""
+
+
+@compiled
 def _position_of_pair(operands, row, i, position, has_axes):
     """Returns the position that rotates a pair: the given one, or that on the pair's axis."""
     if has_axes:

@@ -80,6 +80,23 @@ def _leave_best(ranks, numbers, inside, COUNT: tl.constexpr, PADDED: tl.constexp
 
 
 @triton.jit
+def _mixed_weights(
+    logits, ranks, experts, inside, LIMIT: tl.constexpr, COUNT: tl.constexpr, PADDED: tl.constexpr
+):
+    """Returns the weights of the COUNT best experts as SparseMixer has them, [rows, PADDED]."""
+    left, weights = inside & (ranks == ranks), tl.zeros_like(ranks)
+    for _ in tl.static_range(COUNT):
+        best = tl.max(tl.where(left, ranks, float("-inf")), axis=1)[:, None]
+        first = tl.min(tl.where(left & (ranks == best), experts, PADDED), axis=1)[:, None]
+        gap = (best - logits) / tl.maximum(tl.abs(logits), best)
+        near = left & ((gap > LIMIT) == 0)
+        total = tl.sum(tl.where(near, tl.exp(logits - best), 0.0), axis=1)[:, None]
+        weights = tl.where(experts == first, 1.0 / total, weights)
+        left = left & (experts != first)
+    return weights
+
+
+@triton.jit
 def choose(
     ids_ptr,
     weights_ptr,
@@ -94,6 +111,7 @@ def choose(
     DIVIDES_BY_ALL: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
     TOTAL_EPS: tl.constexpr,
+    MIXER_LIMIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -147,8 +165,11 @@ def choose(
         total = 1.0 if DIVIDES_BY_ALL else total + TOTAL_EPS
     if BY_SHARES:
         total = tl.where(total < every * SMALLEST_SHARE, every * SMALLEST_SHARE, total)
+    weights = shares / total
+    if MIXER_LIMIT > 0:
+        weights = _mixed_weights(logits, ranks, experts, inside, MIXER_LIMIT, TOP_K, PADDED)
     has_nan = tl.max(is_nan.to(tl.int32), axis=1)[:, None] > 0
-    weights = tl.where(has_nan, float("nan"), shares / total * scale)
+    weights = tl.where(has_nan, float("nan"), weights * scale)
     if HAS_SCALES:
         weights *= tl.load(scales_ptr + experts, mask=inside, other=0.0).to(tl.float32)
     places = tokens.to(tl.int64) * TOP_K + tl.cumsum(chosen.to(tl.int32), axis=1) - 1
@@ -176,6 +197,7 @@ def _route(
     DIVIDES_BY_ALL: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
     TOTAL_EPS: tl.constexpr,
+    MIXER_LIMIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
@@ -193,8 +215,8 @@ def _route(
     num_real = tl.load(starts_ptr + num_requests)
     places, is_pair = choose(
         ids_ptr, weights_ptr, logits_ptr, bias_ptr, scales_ptr, tokens, num_tokens, num_real,
-        logits_stride, scale, DIVIDES_BY_ALL, IS_SIGMOID, TOTAL_EPS, HAS_BIAS, HAS_SCALES,
-        NUM_GROUPS, TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED, PADDED_GROUPS,
+        logits_stride, scale, DIVIDES_BY_ALL, IS_SIGMOID, TOTAL_EPS, MIXER_LIMIT, HAS_BIAS,
+        HAS_SCALES, NUM_GROUPS, TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED, PADDED_GROUPS,
     )  # fmt: skip
     if layout is not None:
         count_and_lay_out(
@@ -279,6 +301,7 @@ def constants_of(
         "DIVIDES_BY_ALL": choice.divides_by_all,
         "IS_SIGMOID": choice.is_sigmoid,
         "TOTAL_EPS": choice.total_eps,
+        "MIXER_LIMIT": choice.mixer_limit,
         "HAS_BIAS": bias is not None,
         "HAS_SCALES": scales is not None,
         "NUM_GROUPS": choice.num_groups,
@@ -301,5 +324,7 @@ def check_routing(
     assert logits.stride(1) == 1, "rows must be contiguous"
     assert 0 < top_k <= num_experts <= MAX_EXPERTS, f"{top_k} of {num_experts} experts"
     assert num_experts % choice.num_groups == 0, "groups have equally many experts"
+    is_plain = choice.num_groups == 1 and not choice.is_sigmoid
+    assert is_plain or not choice.mixer_limit, "SparseMixer reads logits, without groups"
     assert scales is None or scales.shape == (num_experts,), "scales: one for each expert"
     assert scales is None or scales.is_contiguous(), "scales must be contiguous"

@@ -56,3 +56,23 @@ def activate_sparse(x: Tensor, name: str, deviations: float) -> Tensor:
     centred = gate - gate.mean(-1, keepdim=True)
     deviation = centred.square().mean(-1, keepdim=True).sqrt()
     return _FUNCTIONS[name](F.relu(centred - deviations * deviation)) * up
+
+
+def xielu(x: Tensor, numbers: Tensor) -> Tensor:
+    """Returns xIELU (Huang and Schlag, 2024).
+
+    Args:
+        x: any shape.
+        numbers: [4]: softplus of the first is the factor of squares above 0; softplus of the second
+            plus the third is that of ``exp(x) - 1 - x`` below 0; the third is the factor of x; x
+            counts as the fourth, which is below 0, where it is larger, in the exponent alone.
+
+    Returns:
+        As x.
+    """
+    p, n, linear, bound = numbers.to(x.dtype) if x.dtype == torch.float64 else numbers.float()
+    y = x if x.dtype == torch.float64 else x.float()
+    negative = (torch.expm1(torch.minimum(y, bound)) - y) * (F.softplus(n) + linear)
+    positive = F.softplus(p) * y * y
+    result: Tensor = torch.where(y > 0, positive, negative) + linear * y
+    return result.to(x.dtype)

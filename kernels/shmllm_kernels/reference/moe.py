@@ -31,6 +31,10 @@ class Choice:
         top_groups: the number of groups that the experts are chosen from.
         num_best: how many of a group's largest scores make the group's score, 1 or 2.
         scale: the factor of the weights.
+        mixer_limit: if not 0, the weight of each chosen expert is that of a softmax by itself, over
+            the experts that are not chosen before it and whose logits are near to its own, as
+            SparseMixer has it (Liu et al., 2024): ``(own - logit) / max(abs(logit), own)`` is at
+            most this number. There are neither sigmoids nor groups nor a bias then.
     """
 
     divides_by_all: bool
@@ -40,6 +44,7 @@ class Choice:
     top_groups: int = 1
     num_best: int = 1
     scale: float = 1.0
+    mixer_limit: float = 0.0
 
 
 def route(
@@ -76,6 +81,10 @@ def route(
         )
         ranks = groups.scatter(1, left_out, -torch.inf).flatten(1)
     ids = _order(ranks)[:, :top_k].sort(-1).values
+    has_nan = logits.isnan().any(-1, keepdim=True)
+    if choice.mixer_limit:
+        weights = _mixed(logits, ids, choice.mixer_limit) * choice.scale
+        return ids, weights.masked_fill(has_nan, torch.nan)
     chosen, every = shares.gather(-1, ids), shares.sum(-1, keepdim=True)
     total = every if choice.divides_by_all else chosen.sum(-1, keepdim=True)
     if choice.is_sigmoid:
@@ -83,7 +92,16 @@ def route(
     else:
         total = total.maximum(SMALLEST_SHARE * every)
     weights = chosen / total * choice.scale
-    return ids, weights.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)
+    return ids, weights.masked_fill(has_nan, torch.nan)
+
+
+def _mixed(logits: Tensor, ids: Tensor, limit: float) -> Tensor:
+    """Returns the weights of the chosen experts [tokens, top_k] as SparseMixer has them."""
+    places = _order(_ordered(logits)).argsort(-1)
+    own, every = logits.gather(-1, ids)[..., None], logits[:, None]
+    is_left = places[:, None] >= places.gather(-1, ids)[..., None]
+    is_near = ~((own - every) / every.abs().maximum(own) > limit)
+    return 1 / torch.where(is_left & is_near, (every - own).exp(), 0.0).sum(-1)
 
 
 def _ordered(ranks: Tensor) -> Tensor:

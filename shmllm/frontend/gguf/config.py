@@ -28,8 +28,10 @@ Json = dict[str, Any]
 _EMBEDDING = "token_embd.weight"
 _MATRIX_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LAYER_NORM_EPS = {
-    **dict.fromkeys(("cohere", "cohere2", "gpt_neox", "phi", "stablelm"), "layer_norm_eps"),
-    "gpt2": "layer_norm_epsilon",
+    **dict.fromkeys(
+        ("cohere", "cohere2", "gpt_neox", "phi", "stablelm", "jais2"), "layer_norm_eps"
+    ),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "falcon"), "layer_norm_epsilon"),
     "nemotron": "norm_eps",
     "olmo": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
@@ -59,34 +61,20 @@ def model_config(header: GgufHeader) -> Json:
     """
     _check_kind(header)
     family, known, tensors = family_of(header), Metadata(header), header.tensors
-    lists = {"may_be_absent": family.is_hybrid, "may_differ": family.has_own_widths}
-    num_heads = known.whole("attention.head_count", may_be_absent=family.is_hybrid)
-    hidden_size = known.whole("embedding_length")
-    head_dim = _head_dim(known, hidden_size // num_heads, family)
-    length = known.whole("context_length")
+    attention = {} if family.has_mixers_alone else _attention_fields(known, family)
     config: Json = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "vocab_size": tensors[_EMBEDDING].shape[0],
-        "hidden_size": hidden_size,
-        "intermediate_size": known.whole(
-            "feed_forward_length",
-            known.find("expert_feed_forward_length"),
-            **lists,
-        ),
+        "hidden_size": known.whole("embedding_length"),
         "num_hidden_layers": layers_of(header)[0],
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": known.whole("attention.head_count_kv", num_heads, **lists),
-        "head_dim": head_dim,
-        "max_position_embeddings": length,
+        "max_position_embeddings": known.whole("context_length"),
         **_norm_eps(known, family),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": known.has_tensors("attn_q.bias", f"{FUSED_QKV}.bias"),
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
         "dtype": _dtype(header),
-        **rope_fields(known, head_dim, length, is_partial=family.is_partial),
         **_special_ids(header),
+        **attention,
     }
     check_layers(header, config["num_hidden_layers"])
     own_fields = (OF_FAMILY | OF_MIXTURE | OF_LATENTS | OF_RECURRENT | OF_LAYERS).get(
@@ -95,6 +83,27 @@ def model_config(header: GgufHeader) -> Json:
     config |= own_fields(known, config)
     check_shapes(header, config, family)
     return config
+
+
+def _attention_fields(known: Metadata, family: GgufFamily) -> Json:
+    """The fields of attention and of the MLPs behind it."""
+    lists = {"may_be_absent": family.is_hybrid, "may_differ": family.has_own_widths}
+    num_heads = known.whole("attention.head_count", may_be_absent=family.is_hybrid)
+    head_dim = _head_dim(known, known.whole("embedding_length") // num_heads, family)
+    length = known.whole("context_length")
+    return {
+        "intermediate_size": known.whole(
+            "feed_forward_length",
+            known.find("expert_feed_forward_length"),
+            **lists,
+        ),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": known.whole("attention.head_count_kv", num_heads, **lists),
+        "head_dim": head_dim,
+        "attention_bias": known.has_tensors("attn_q.bias", f"{FUSED_QKV}.bias"),
+        "mlp_bias": "blk.0.ffn_up.bias" in known.header.tensors,
+        **rope_fields(known, head_dim, length, is_partial=family.is_partial),
+    }
 
 
 def _head_dim(known: Metadata, default: int, family: GgufFamily) -> int:

@@ -173,6 +173,11 @@ def _glm4_moe(known: Metadata, config: Json) -> Json:
     }
 
 
+def _dots1(known: Metadata, config: Json) -> Json:
+    check_sigmoids(known, SIGMOIDS)
+    return experts_of_deepseek(known, config)
+
+
 def experts_of_deepseek(known: Metadata, config: Json) -> Json:
     """The fields of experts, and no window."""
     return no_window(known, config) | {
@@ -245,6 +250,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "ernie4_5_moe": _ernie_moe,
     "exaone_moe": _exaone_moe,
     "glm4_moe": _glm4_moe,
+    "dots1": _dots1,
     "minimax_m2": _minimax_m2,
     "afmoe": _afmoe,
 }

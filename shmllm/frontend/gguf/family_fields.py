@@ -150,9 +150,8 @@ def _olmo(known: Metadata, config: Json) -> Json:
     eps = config["layer_norm_eps"]  # transformers has no field of it
     if not math.isclose(eps, 1e-5, rel_tol=1e-5):
         raise known.header.error(f"attention.layer_norm_epsilon {eps:g} is not supported")
-    if known.find("attention.clamp_kqv"):
-        raise known.header.error("attention.clamp_kqv is not supported")
-    return no_window(known, config)
+    clip = known.number("attention.clamp_kqv") if known.find("attention.clamp_kqv") else None
+    return no_window(known, config) | {"clip_qkv": clip}
 
 
 def _olmo2(known: Metadata, config: Json) -> Json:
@@ -253,6 +252,28 @@ def _gpt2(known: Metadata, config: Json) -> Json:
     }
 
 
+def _gpt_bigcode(known: Metadata, config: Json) -> Json:
+    if config["num_key_value_heads"] not in (1, config["num_attention_heads"]):
+        raise known.header.error("StarCoder 1 with groups of heads that share keys is not known")
+    return _gpt2(known, config) | {
+        "activation_function": "gelu_pytorch_tanh",
+        "multi_query": config["num_key_value_heads"] == 1,
+    }
+
+
+def _falcon(known: Metadata, config: Json) -> Json:
+    """The activation has the error function, which llama.cpp approximates. Models whose heads share
+    one key have another layout of checkpoints than those with groups, of which one is as good."""
+    return no_window(known, config) | {
+        "new_decoder_architecture": True,
+        "num_kv_heads": config["num_key_value_heads"],
+        "num_ln_in_parallel_attn": 2 if known.has_tensors("attn_norm_2.weight") else 1,
+        "ffn_hidden_size": config["intermediate_size"],
+        "activation": "gelu",
+        "bias": config["attention_bias"],
+    }
+
+
 OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "llama": _llama,
     "ministral3": _mistral3,
@@ -277,5 +298,8 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
     "gpt2": _gpt2,
+    "gpt_bigcode": _gpt_bigcode,
+    "falcon": _falcon,
+    "jais2": _relu_squared,
 }
 """By the model's type; a type that no such table has has no fields of its own, and no window."""

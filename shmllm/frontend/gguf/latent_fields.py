@@ -65,8 +65,26 @@ def _youtu(known: Metadata, config: Json) -> Json:
     return no_window(known, config) | _latents(known, config)
 
 
+def _minicpm3(known: Metadata, config: Json) -> Json:
+    """The factors are those of all models, which files do not say."""
+    rope_dim, heads = config["head_dim"], config["num_attention_heads"]
+    value_dim = known.whole("attention.value_length", config["hidden_size"] // heads)
+    return no_window(known, config) | {
+        "num_key_value_heads": heads,
+        "kv_lora_rank": known.whole("attention.kv_lora_rank"),
+        "q_lora_rank": known.whole("attention.q_lora_rank"),
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": _head_width(known, "key") - rope_dim,
+        "v_head_dim": value_dim,
+        "scale_emb": 12.0,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    }
+
+
 OF_LATENTS: dict[str, Callable[[Metadata, Json], Json]] = {
     "deepseek_v3": _deepseek2,
     "youtu": _youtu,
+    "minicpm3": _minicpm3,
 }
 """By the model's type."""

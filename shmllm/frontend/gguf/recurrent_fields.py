@@ -187,6 +187,81 @@ def _types_of_nemotron(kv_heads: list[int], widths: list[int], feed_forward: str
     return [types.get(each, feed_forward) for each in kinds]
 
 
+def _mamba(known: Metadata, config: Json) -> Json:
+    """Falcon Mamba's norms have the model's epsilon, as in llama.cpp; files do not say theirs."""
+    fields = _of_mixers(known, config) | {
+        "intermediate_size": known.whole("ssm.inner_size"),
+        "time_step_rank": known.whole("ssm.time_step_rank"),
+    }
+    if not known.flag("ssm.dt_b_c_rms", False):
+        return fields
+    return fields | {
+        "architectures": ["FalconMambaForCausalLM"],
+        "model_type": "falcon_mamba",
+        "mixer_rms_eps": config["rms_norm_eps"],
+    }
+
+
+def _mamba2(known: Metadata, config: Json) -> Json:
+    inner, heads = known.whole("ssm.inner_size"), known.whole("ssm.time_step_rank")
+    if inner % heads or inner % config["hidden_size"]:
+        raise known.header.error(
+            f"ssm.inner_size {inner:,} is no multiple of {heads} heads and of "
+            f"{config['hidden_size']:,} columns"
+        )
+    return _of_mixers(known, config) | {
+        "num_heads": heads,
+        "head_dim": inner // heads,
+        "n_groups": known.whole("ssm.group_count"),
+        "expand": inner // config["hidden_size"],
+    }
+
+
+def _of_mixers(known: Metadata, config: Json) -> Json:
+    """What models of mixers alone have in common."""
+    return {
+        "state_size": known.whole("ssm.state_size"),
+        "conv_kernel": known.whole("ssm.conv_kernel"),
+        "use_bias": known.has_tensors("ssm_in.bias"),
+        "use_conv_bias": known.has_tensors("ssm_conv1d.bias"),
+        "layer_norm_epsilon": config["rms_norm_eps"],
+    }
+
+
+def _jamba(known: Metadata, config: Json) -> Json:
+    inner, hidden = known.whole("ssm.inner_size"), config["hidden_size"]
+    count = config["num_hidden_layers"]
+    kv_heads, tensors = known.find("attention.head_count_kv"), known.header.tensors
+    if not isinstance(kv_heads, list) or len(kv_heads) < count or inner % hidden:
+        raise known.header.error("the sizes of Jamba's layers are not known")
+    attends = [bool(each) for each in kv_heads[:count]]
+    chosen = [f"blk.{layer}.ffn_gate_inp.weight" in tensors for layer in range(count)]
+    return (
+        no_window(known, config)
+        | experts(known, "num_experts")
+        | _period(known, attends, "attn_layer")
+        | _period(known, chosen, "expert_layer")
+        | {
+            "mamba_d_state": known.whole("ssm.state_size"),
+            "mamba_d_conv": known.whole("ssm.conv_kernel"),
+            "mamba_expand": inner // hidden,
+            "mamba_dt_rank": known.whole("ssm.time_step_rank"),
+            "mamba_conv_bias": known.has_tensors("ssm_conv1d.bias"),
+            "mamba_proj_bias": known.has_tensors("ssm_in.bias"),
+        }
+    )
+
+
+def _period(known: Metadata, are_such: list[bool], name: str) -> Json:
+    """The fields by which every so many layers are such ones, from a certain one on."""
+    count = len(are_such)
+    found = [layer for layer, is_such in enumerate(are_such) if is_such] + [count, count]
+    offset, period = found[0], max(found[1] - found[0], found[0] + 1)
+    if are_such != [layer % period == offset for layer in range(count)]:
+        raise known.header.error(f"there is no {name}_period by which layers of Jamba differ")
+    return {f"{name}_period": period, f"{name}_offset": offset}
+
+
 OF_RECURRENT: dict[str, Callable[[Metadata, Json], Json]] = {
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
@@ -196,5 +271,8 @@ OF_RECURRENT: dict[str, Callable[[Metadata, Json], Json]] = {
     "granitemoehybrid": _granite_hybrid,
     "falcon_h1": _falcon_h1,
     "nemotron_h": _nemotron_h,
+    "mamba": _mamba,
+    "mamba2": _mamba2,
+    "jamba": _jamba,
 }
 """By the model's type."""

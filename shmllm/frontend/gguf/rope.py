@@ -49,7 +49,7 @@ def rope_fields(known: Metadata, head_dim: int, length: int, *, is_partial: bool
             raise known.header.error(f"{FACTORS} together with rope scaling {shown(kind)}")
         scaling = _proportional(known, head_dim) or _llama3(known, theta, head_dim)
     elif LONG_FACTORS in known.header.tensors and kind in (None, "none", "longrope"):
-        scaling = _longrope(known, rotary_dim)
+        scaling = _longrope(known, rotary_dim, length)
     elif kind == "linear":
         factor = known.number("rope.scaling.factor", linear)
         scaling = {"rope_type": "linear", "factor": factor}
@@ -72,10 +72,12 @@ def _share(part: int, whole: int) -> float:
     return share if int(whole * share) == part else math.nextafter(share, 1.0)
 
 
-def _longrope(known: Metadata, rotary_dim: int) -> dict[str, Any]:
+def _longrope(known: Metadata, rotary_dim: int, length: int) -> dict[str, Any]:
     scaling: dict[str, Any] = {
         "rope_type": "longrope",
-        "original_max_position_embeddings": known.whole("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": known.whole(
+            "rope.scaling.original_context_length", length
+        ),
         "attention_factor": known.number("rope.scaling.attn_factor", 1.0),
     }
     for name, tensor in (("long_factor", LONG_FACTORS), ("short_factor", SHORT_FACTORS)):

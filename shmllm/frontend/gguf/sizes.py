@@ -14,6 +14,8 @@ from typing import Any
 from shmllm.formats.gguf import GgufHeader
 from shmllm.formats.gguf_family import GgufFamily
 
+Shapes = dict[str, tuple[int, ...]]
+
 _LAYER = re.compile(r"blk\.(\d+)\..*")
 _NUM_EXPERTS = "num_experts", "num_local_experts", "moe_num_experts", "n_routed_experts"
 _SHARED_WIDTHS = (
@@ -40,6 +42,45 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
     """Raises EngineStartError if a tensor of the first layer that has one has another shape than
     config.json asks for. Those of the others are checked when they are loaded, and so are all but
     the first layer's where layers have widths of their own."""
+    hidden_size = config["hidden_size"]
+    layers = range(1 if family.has_own_widths else config["num_hidden_layers"])
+    expected: Shapes = {"token_embd": (config["vocab_size"], hidden_size)}
+    if not family.has_mixers_alone:
+        expected |= _attention_shapes(config, family)
+    if family.has_delta_nets:
+        attending, nets = expected.pop("attn_qkv"), _delta_net_shape(config)
+        for layer in layers:
+            shape = attending if str(layer) in family.attention_layers else nets
+            _check(header, "attn_qkv", shape, [layer])
+    else:
+        expected |= _mamba_shapes(header, hidden_size)
+    for module, shape in expected.items():
+        _check(header, module, shape, layers)
+
+
+def _delta_net_shape(config: Mapping[str, Any]) -> tuple[int, int]:
+    """The shape of queries, keys and values of a delta net."""
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    return 2 * keys + values, config["hidden_size"]
+
+
+def _mamba_shapes(header: GgufHeader, hidden_size: int) -> Shapes:
+    """The shapes of a Mamba or, which has groups, a Mamba 2; empty for other models."""
+    prefix = f"{header.architecture}.ssm"
+    names = ("inner_size", "state_size", "time_step_rank", "group_count")
+    sizes: list[Any] = [header.metadata.get(f"{prefix}.{name}") for name in names]
+    inner, state, rank, groups = sizes
+    if inner is None:
+        return {}
+    out = {"ssm_out": (hidden_size, inner)}
+    if groups is None:
+        return {**out, "ssm_in": (2 * inner, hidden_size), "ssm_x": (rank + 2 * state, inner)}
+    return {**out, "ssm_in": (2 * (inner + groups * state) + rank, hidden_size)}
+
+
+def _attention_shapes(config: Mapping[str, Any], family: GgufFamily) -> Shapes:
+    """The shapes of attention, MLPs and experts."""
     hidden_size, head_dim = config["hidden_size"], config["head_dim"]
     num_experts, inner = _first_of(config, _NUM_EXPERTS), config["intermediate_size"]
     inner = inner[0] if isinstance(inner, list) else inner
@@ -52,9 +93,7 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
     q_width = config["num_attention_heads"] * head_dim
     kv_width = config["num_key_value_heads"] * head_dim
     q_rows = 2 * q_width if family.has_delta_nets else q_width
-    layers = range(1 if family.has_own_widths else config["num_hidden_layers"])
     expected = {
-        "token_embd": (config["vocab_size"], hidden_size),
         "position_embd": (config["max_position_embeddings"], hidden_size),
         "attn_qkv": (q_rows + 2 * kv_width, hidden_size),
         "attn_q": (q_rows, hidden_size),
@@ -67,15 +106,7 @@ def check_shapes(header: GgufHeader, config: Mapping[str, Any], family: GgufFami
     }
     if family.has_latents:
         del expected["attn_q"], expected["attn_qkv"]
-    if family.has_delta_nets:
-        keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
-        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
-        attending = [layer for layer in layers if str(layer) in family.attention_layers]
-        _check(header, "attn_qkv", expected.pop("attn_qkv"), attending)
-        nets = [layer for layer in layers if str(layer) not in family.attention_layers]
-        _check(header, "attn_qkv", (2 * keys + values, hidden_size), nets)
-    for module, shape in expected.items():
-        _check(header, module, shape, layers)
+    return expected
 
 
 def _check(header: GgufHeader, module: str, shape: tuple[int, ...], layers: Iterable[int]) -> None:

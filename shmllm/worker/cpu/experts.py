@@ -31,6 +31,7 @@ from shmllm_kernels.cpu.group_rounding import GROUPINGS
 from shmllm_kernels.cpu.routing import (
     BLOCK_WORDS,
     COMBINE,
+    MIXER,
     ROUTE,
     SCALE_CHOSEN,
     SIGMOID,
@@ -40,6 +41,9 @@ from shmllm_kernels.cpu.routing import (
     max_blocks,
 )
 from shmllm_kernels.cpu.tile_rounding import row_bytes
+
+_SCORES = {"softmax": SOFTMAX, "softmax_of_top": SOFTMAX, "sigmoid": SIGMOID, "mixer": MIXER}
+"""The kernels of choice by `MoESpec.scoring`."""
 
 
 class ExpertBuffers:
@@ -137,8 +141,9 @@ class ExpertOps:
         out = [buffers.ids.data_ptr(), buffers.weights.data_ptr()]
         extra = [0 if each is None else each.data_ptr() for each in (buffers.ranks, moe.correction)]
         groups = [spec.num_groups, spec.top_groups, spec.best_of_group]
-        kernel = ROUTE[SIGMOID if spec.scoring == "sigmoid" else SOFTMAX]
-        factors = map(word_of_float, (spec.weight_scale, spec.total_eps))
+        kernel = ROUTE[_SCORES[spec.scoring]]
+        last = spec.mixer_limit if spec.scoring == "mixer" else spec.total_eps
+        factors = map(word_of_float, (spec.weight_scale, last))
         operands = [*source, *numbers, *out, *extra, *groups, *factors]
         self._kernels.record(kernel, [self._num_tokens, *operands], label="route")
         if moe.scale is not None:

@@ -16,14 +16,14 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.short_convolution import ShortConvolution
-from shmllm.models.specs import MLPSpec
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.altup import AltUpOps
 from shmllm.worker.cpu.attention import AttentionOps, requests_of_groups
@@ -47,6 +47,7 @@ from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.norms import ADD, SCALE, SCALE_COLUMNS
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
+    CLIP,
     EMBED,
     EMBED_PACKED,
     GATHER,
@@ -54,6 +55,7 @@ from shmllm_kernels.cpu.rows import (
     SCALE_AND_CAP,
 )
 from shmllm_kernels.cpu.sparse_activation import ACTIVATE_SPARSE
+from shmllm_kernels.cpu.xielu import XIELU
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -252,6 +254,10 @@ class CpuOps:
         self._record("scale", kernel, *operands)
         return x
 
+    def clip(self, x: Tensor, bound: float) -> Tensor:
+        self._record("clip", CLIP, x.data_ptr(), x.shape[1], word_of_float(bound))
+        return x
+
     def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
         self._per_layer.embed(hidden, inputs)
 
@@ -332,20 +338,21 @@ class CpuOps:
         return out
 
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
-        spec, out = mlp.spec, self._buffers.activated(mlp.spec.inner)
+        out = self._buffers.activated(mlp.spec.inner)
         if self._lora is None and self._products.joins(mlp):
             self._products.record_gate_and_up(self._num_tokens, x, mlp, out)
         else:
-            self._activate(self.linear(x, mlp.gate_up_proj), out, spec)
+            self._activate(self.linear(x, mlp.gate_up_proj), mlp, out)
         return self.linear(out, mlp.down_proj)
 
-    def _activate(self, x: Tensor, out: Tensor, spec: MLPSpec) -> None:
-        operands = [x.data_ptr(), out.data_ptr(), out.shape[1]]
+    def _activate(self, projected: Tensor, mlp: MLP, out: Tensor) -> None:
+        spec, operands = mlp.spec, [projected.data_ptr(), out.data_ptr(), out.shape[1]]
         label = f"{spec.activation}_and_mul" if spec.gated else spec.activation
-        if spec.sparsity:
+        if mlp.learned is not None:
+            self._record(label, XIELU, *operands, mlp.learned.data_ptr())
+        elif spec.sparsity:
             deviations = word_of_float(spec.deviations)
-            kernel = ACTIVATE_SPARSE[spec.activation]
-            self._record(f"sparse_{label}", kernel, *operands, deviations)
+            self._record(f"sparse_{label}", ACTIVATE_SPARSE[spec.activation], *operands, deviations)
         else:
             self._record(label, ACTIVATE[spec.activation, spec.gated], *operands)
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from shmllm.models.experts import MoE
-from shmllm.models.layers import MLP, Linear
+from shmllm.models.layers import Linear
 from shmllm.models.matrices import Matrix, WholeMatrix, len_of, parts_of
+from shmllm.models.mlp import MLP
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.worker.cpu.product_kernels import MULTIPLY, ROUND, ROUNDING, Kinds, row_bytes
 from shmllm_kernels.cpu import KernelProgram, expert_tiles, gated_tiles

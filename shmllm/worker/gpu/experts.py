@@ -352,6 +352,7 @@ def _choice_of(spec: MoESpec) -> Choice:
         top_groups=spec.top_groups,
         num_best=spec.best_of_group,
         scale=spec.weight_scale,
+        mixer_limit=spec.mixer_limit,
     )
 
 

@@ -17,9 +17,10 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.short_convolution import ShortConvolution
@@ -242,6 +243,9 @@ class FusedOps:
         if not is_whole(mlp.gate_up_proj.weight):
             return self._ops.mlp(self.value(x), mlp)
         product, spec = Product(x, mlp.gate_up_proj), mlp.spec
+        if mlp.learned is not None:
+            activated = self._ops.learned_activation(self.value(product), mlp)
+            return self.linear(activated, mlp.down_proj)
         out = self._buffers.activated(spec.inner)
         if spec.sparsity:  # a cut needs the whole product
             gate_up = self._multiply(product)
@@ -275,6 +279,9 @@ class FusedOps:
                 stream.added.factor = weight
                 return x
         return self._ops.scale(self.value(x), factor, weight)
+
+    def clip(self, x: Any, bound: float) -> Tensor:
+        return self._ops.clip(self.value(x), bound)
 
     def embed_per_layer(self, hidden: Any, inputs: PerLayerInputs) -> None:
         self._ops.embed_per_layer(self.value(hidden), inputs)

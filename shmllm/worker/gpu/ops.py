@@ -17,9 +17,10 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import MLP, AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
+from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
@@ -48,6 +49,7 @@ from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.shared_expert import SharedExpert
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
+from shmllm_kernels.gpu.xielu import xielu
 from shmllm_kernels.reference.step import LearnedRows
 
 
@@ -256,6 +258,9 @@ class GpuOps:
             x.mul_(factor)
         return x if weight is None else x.mul_(weight)
 
+    def clip(self, x: Tensor, bound: float) -> Tensor:
+        return x.clamp_(-bound, bound)
+
     def embed_per_layer(self, hidden: Tensor, inputs: PerLayerInputs) -> None:
         self._per_layer.embed(hidden, inputs)
 
@@ -330,6 +335,9 @@ class GpuOps:
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(x)], mlp.spec
         of_product = Activation(spec.activation, spec.gated)
+        if mlp.learned is not None:
+            activated = self.learned_activation(self.linear(x, mlp.gate_up_proj), mlp)
+            return self.linear(activated, mlp.down_proj)
         has_adapters = self._lora is not None
         if spec.sparsity:
             projected = self.linear(x, mlp.gate_up_proj)
@@ -337,6 +345,13 @@ class GpuOps:
         elif has_adapters or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
             activate(out, self.linear(x, mlp.gate_up_proj), spec.activation, spec.gated)
         return self.linear(out, mlp.down_proj)
+
+    def learned_activation(self, x: Tensor, mlp: MLP) -> Tensor:
+        """Compute an activation that has numbers of its own, of an MLP's first product."""
+        assert mlp.learned is not None, "it has them"
+        out = self._buffers.activated(mlp.spec.inner)[: len(x)]
+        xielu(out, x, mlp.learned)
+        return out
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         return self._experts.route(x, self._query_starts, moe)

@@ -14,8 +14,9 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.decoder_layer import DecoderLayer
-from shmllm.models.layers import MLP, Attention, Linear
+from shmllm.models.layers import Attention, Linear
 from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec
+from shmllm.models.mlp import MLP
 from shmllm.models.specs import LayerSpec, MLPSpec
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -69,6 +70,8 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
         return "the kernel does not compute the mixer"
     if not isinstance(mlp, MLPSpec) or mlp.sparsity or layer.mlp_scale != 1:
         return "the kernel does not compute the feed-forward"
+    if mlp.learns_activation:
+        return "the kernel does not compute the activation"
     if layer.laurel_rank is not None:
         return "the kernel does not compute the branch beside the mixer"
     names = layer.norms
@@ -79,7 +82,7 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
     if mixer.head_dim > MAX_HEAD_DIM:
         return f"heads of at most {MAX_HEAD_DIM} elements fit into its registers, not those"
     has_more = mixer.sinks or mixer.gated or mixer.value_norm or mixer.growth is not None
-    has_more |= mixer.qk_norm == "row" or mixer.norms_rotated
+    has_more |= mixer.qk_norm == "row" or mixer.norms_rotated or mixer.clip is not None
     is_plain = mixer.source is None and mixer.ahead in (0, WITHIN_ITEMS)
     return None if is_plain and not has_more else "the kernel does not compute the attention"
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.decoder_layer import DecoderLayer
-from shmllm.models.layers import MLP, Attention, Linear
+from shmllm.models.layers import Attention, Linear
 from shmllm.models.matrices import parts_of
+from shmllm.models.mlp import MLP
 from shmllm.worker.gpu.products import rows_of
 from shmllm_kernels.gpu.configs import device_key, has_dependent_launches
 from shmllm_kernels.gpu.products import memory_of

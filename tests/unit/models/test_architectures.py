@@ -31,6 +31,14 @@ LLAMA3_ROPE = ROPE | {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+MSCALES = ROPE | {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.3, 1.7, 2.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+    "original_max_position_embeddings": 256,
+}
 YARN_ROPE = ROPE | {
     "rope_type": "yarn",
     "factor": 8.0,
@@ -369,6 +377,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 6, "num_shared_experts": 1, "num_dense_layers": 0}
         | {"mup_enabled": False, "global_attn_every_n_layers": 2, "num_key_value_heads": None},
     ),
+    "apertus": ("apertus", {}),
+    "apertus-plain": (
+        "apertus",
+        {"hidden_act": "relu2", "attention_bias": True, "head_dim": 16, "rope_parameters": ROPE},
+    ),
     "arcee": ("arcee", {}),
     "arcee-bias": ("arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
@@ -533,11 +546,39 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.75}},
     ),
+    "phimoe": (
+        "phimoe",
+        {"num_local_experts": 6, "intermediate_size": 40, "router_jitter_noise": 0.3}
+        | {"attention_bias": True, "lm_head_bias": True, "sliding_window": 7},
+    ),
+    "phimoe-longrope": (
+        "phimoe",
+        {"num_local_experts": 5, "intermediate_size": 40, "rope_parameters": MSCALES},
+    ),
+    "phimoe-all-experts": (
+        "phimoe",
+        {"num_local_experts": 2, "intermediate_size": 40, "router_jitter_noise": 9.0},
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "smollm3-all-biases": (
         "smollm3",
         {"no_rope_layers": [0, 1, 0], "attention_bias": True}
         | {"mlp_bias": True, "tie_word_embeddings": False},
+    ),
+    "dbrx": (
+        "dbrx",
+        {"d_model": 48}
+        | {"attn_config": {"kv_n_heads": 2, "clip_qkv": 0.25, "rope_theta": 500.0}}
+        | {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 6, "moe_top_k": 2}},
+    ),
+    "dbrx-all-experts": (
+        "dbrx",
+        {
+            "d_model": 48,
+            "attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0},
+            "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 3, "moe_top_k": 3}
+            | {"moe_normalize_expert_weights": None},
+        },
     ),
     "dots1": (
         "dots1",
@@ -753,6 +794,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 1.0}},
     ),
     "olmo": ("olmo", {}),
+    "olmo-clip": ("olmo", {"clip_qkv": 0.25}),
     "olmo-bias": ("olmo", {"attention_bias": True, "tie_word_embeddings": True}),
     "phi": ("phi", {}),
     "phi-tied": (
@@ -859,6 +901,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 VARIANTS_OF_ROUTERS = {
     "afmoe-all-experts",
+    "dbrx-all-experts",
     "cohere2-moe-all-experts",
     "cohere2-moe-undivided",
     "deepseek-v2",
@@ -881,6 +924,7 @@ VARIANTS_OF_ROUTERS = {
     "hunyuan-moe-all-experts",
     "minimax-m2-all-experts",
     "mistral4-all-experts",
+    "phimoe-all-experts",
     "solar-open-all-experts",
 }
 """Cases that repeat what others show of latent attention and of routers in groups."""
@@ -917,6 +961,7 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 BFLOAT16 = [
     "afmoe-all-experts",
     "cohere2-moe-all-experts",
+    "apertus",
     "arcee",
     "bamba",
     "falcon-h1",
@@ -950,6 +995,7 @@ BFLOAT16 = [
     "vaultgemma",
     "deepseek-v2-all-experts",
     "deepseek-v3-all-experts",
+    "dbrx-all-experts",
     "dots1-all-experts",
     "ernie4.5",
     "ernie4.5-moe-all-experts",
@@ -988,6 +1034,7 @@ BFLOAT16 = [
     "opt",
     "phi",
     "phi3",
+    "phimoe-all-experts",
     "qwen2-tied",
     "qwen3-next-all-experts",
     "qwen3.5",

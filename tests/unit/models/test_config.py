@@ -41,6 +41,7 @@ OF_DEEPSEEK = (
 )
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
+    "dbrx",
     "falcon",
     "gpt2",
     "codegen",
@@ -330,7 +331,7 @@ def test_absent_fields_of_dense_families_agree_with_transformers(
 @pytest.mark.parametrize(
     "family",
     [
-        *("codegen", "cwm", "falcon", "gpt_bigcode", "gpt_neo"),
+        *("apertus", "codegen", "cwm", "falcon", "gpt_bigcode", "gpt_neo"),
         *("granite_swa", "hyperclovax", "jais2", "vaultgemma"),
     ],
 )
@@ -386,7 +387,7 @@ def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:
         ("GPTNeo", {"attention_types": [[["axial"], 4]]}, "'axial' is not supported"),
         ("GPTNeo", {"attention_types": ["local"]}, "'attention_types' must list pairs of a list"),
         ("Helium", {}, "the width of all heads .1024. must be hidden_size .128."),
-        ("Olmo", {"clip_qkv": 8.0}, "clip_qkv is not supported"),
+        ("Olmo", {"clip_qkv": -8.0}, "'clip_qkv' must be a positive number"),
         ("VaultGemma", {"use_bidirectional_attention": True}, "attention is causal"),
         ("Phi", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
     ],

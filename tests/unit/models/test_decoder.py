@@ -10,8 +10,9 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import MLP, Attention, Linear, Norm, Storage, TokenEmbedding
+from shmllm.models.layers import Attention, Linear, Norm, Storage, TokenEmbedding
 from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mlp import MLP
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import PRE_NORMS, LayerNorms, LayerSpec, MLPSpec, NormSpec
 

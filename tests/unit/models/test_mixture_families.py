@@ -31,10 +31,24 @@ from shmllm.models.specs import MLPSpec, MoESpec
 TOKENS = [int(token) for token in torch.randint(0, 97, (30,), generator=torch.manual_seed(5))]
 ROUTER = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GRANITE = {"num_local_experts": 5, "num_experts_per_tok": 2}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+}
+UNEQUAL = YARN | {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [1.0] * 4,
+    "short_mscale": 1.0,
+    "long_mscale": 1.2,
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": ROUTER | {"head_dim": 16},
     "cohere2_moe": {"num_experts": 5, "num_experts_per_tok": 2, "num_shared_experts": 2}
     | {"head_dim": 16, "intermediate_size": 24},
+    "phimoe": {"num_local_experts": 5, "router_jitter_noise": 0.3},
     "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24},
     "exaone_moe": ROUTER | {"sliding_window": 7},
     "flex_olmo": {"num_experts": 5, "num_experts_per_tok": 2},
@@ -145,6 +159,9 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
             "has chunked_attention but attention_chunk_size is null",
         ),
         ("llama4", {"is_causal": False}, "is_causal False is not supported with chunks"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok 3 is not supported, only 2"),
+        ("phimoe", {"rope_parameters": UNEQUAL}, "short_mscale 1 beside long_mscale 1.2 is not"),
+        ("phimoe", {"rope_parameters": YARN}, "rope type 'yarn' is not supported"),
         ("ernie4_5_moe", {"use_bias": True}, "'use_bias' is not supported; supported: false"),
         ("ernie4_5_moe", {"moe_norm_min": 1e-9}, "moe_norm_min 1e-09 is not supported"),
         ("ernie4_5_moe", {"moe_k": 6}, r"num_experts_per_tok \(6\) is more than"),

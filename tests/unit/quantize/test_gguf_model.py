@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from support.gguf_models import KINDS, UNROUNDED, stored_tensors
+from support.gguf_models import KINDS, kind_of, stored_tensors
 from support.multimodal_models import nest
 from support.quantize_helpers import change_config, writable_model
 from support.reference_models import DENSE, NOT_IN_GGUF, VARIANTS
@@ -28,6 +28,7 @@ from shmllm.quantize.job import quantize
 SLOW = (
     *("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3", *DENSE),
     *("afmoe", "exaone_moe", "granite_moe", "hunyuan_v1_moe", "llama4"),
+    *("dots1", "mamba", "falcon_mamba"),
 )
 FAMILY_PARAMS = [
     slow(kind) if kind in SLOW else kind for kind in VARIANTS if kind not in NOT_IN_GGUF
@@ -54,9 +55,8 @@ def expected_bytes(model: Any, kind: str) -> dict[str, bytes]:
     """The bytes of each tensor by its name in the file."""
     found = {}
     for _, stored, values in stored_tensors(model):
-        rounds = values.ndim > 1 and not any(part in stored for part in UNROUNDED)
-        chosen = kind if rounds else "F32"
-        found[stored] = gguf.quants.quantize(values.copy(), KINDS[chosen]).tobytes()
+        chosen = KINDS[kind_of(stored, values, kind)]
+        found[stored] = gguf.quants.quantize(values.copy(), chosen).tobytes()
     return found
 
 
@@ -87,7 +87,8 @@ def test_a_family_keeps_its_model_and_its_tensors(kind: str, tmp_path: Path) -> 
     found = model_config(read_header(tmp_path / "m.gguf"))
     wanted = json.loads((tmp_path / "model" / "config.json").read_text())
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"):
-        assert found[name] == wanted.get(name, found[name]), name
+        if name in found:  # which models of mixers alone lack
+            assert found[name] == wanted.get(name, found[name]), name
     assert found["architectures"] == wanted["architectures"]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from support.gguf_models import add_sizes, write, write_model
+from support.gguf_models import write, write_model
+from support.gguf_sizes import add_sizes
 from support.model_helpers import reference_model, save
 
 from shmllm.errors import EngineStartError
@@ -219,8 +220,8 @@ def test_what_no_engine_computes_is_refused(change: Change, message: str, tmp_pa
 
 
 def test_other_architectures_are_named_with_those_that_run(tmp_path: Path) -> None:
-    file = small(tmp_path / "m.gguf", with_table(no_change), "mamba")
-    with pytest.raises(EngineStartError, match="'mamba' is not supported; supported: llama, qwen"):
+    file = small(tmp_path / "m.gguf", with_table(no_change), "rwkv7")
+    with pytest.raises(EngineStartError, match="'rwkv7' is not supported; supported: llama, qwen"):
         model_config(read_header(file))
 
 

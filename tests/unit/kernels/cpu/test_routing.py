@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 from shmllm_kernels.reference import moe
@@ -207,3 +208,29 @@ def test_one_expert_has_all_tokens(count: int) -> None:
     check_sorted(run)
     assert {expert for expert, _, _ in run.blocks} == {5}
     assert len(run.blocks) == -(-count // ROWS_AT_ONCE)
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_the_weights_of_sparse_mixer_are_transformers_weights(scale: float) -> None:
+    logits = torch.randn(300, 16) * scale
+    run = MoERun(16, 2, len(logits))
+    run.route(logits, Choice(divides_by_all=False, mixer_limit=0.2))
+    weights, ids = sparsemixer(logits.double(), jitter_eps=0.1, training=False)
+    order = ids.argsort(-1)
+    assert torch.equal(run.ids, ids.gather(-1, order))
+    torch.testing.assert_close(
+        run.weights.double(), weights.gather(-1, order), atol=1e-7, rtol=2e-6
+    )
+
+
+def test_sparse_mixer_agrees_with_the_reference_on_ties_and_nan() -> None:
+    palette = torch.tensor([0.0, 1.0, 1.0, 0.95, -2.0, -1.9, math.nan])
+    logits = palette[torch.randint(0, len(palette), (400, 12))]
+    logits[:200] = palette[torch.randint(0, len(palette) - 1, (200, 12))]
+    choice = Choice(divides_by_all=False, mixer_limit=0.1, scale=2.0)
+    for top_k in (1, 2, 12):
+        run = MoERun(12, top_k, len(logits))
+        run.route(logits, choice)
+        ids, weights = moe.route(logits.double(), top_k, choice)
+        assert torch.equal(run.ids, ids)
+        torch.testing.assert_close(run.weights.double(), weights, equal_nan=True, check_dtype=False)

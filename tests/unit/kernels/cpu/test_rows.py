@@ -10,6 +10,7 @@ from torch import Tensor
 from shmllm_kernels.cpu import word_of_float
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
+    CLIP,
     EMBED,
     GATHER,
     NUMBERS_AT_ONCE,
@@ -112,6 +113,16 @@ def scaled(x: Tensor, scale: float, cap: float, num_threads: int = 2) -> Tensor:
     out, numbers = x.clone(), (word_of_float(scale), word_of_float(cap))
     run_kernel(SCALE_AND_CAP, len(x), out, x.shape[1], *numbers, num_threads=num_threads)
     return out
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 5), (3, 5000), (4, NUMBERS_AT_ONCE)])
+def test_numbers_are_bounded(rows: int, width: int) -> None:
+    x = torch.randn(rows, width)
+    if rows:
+        x[0, :3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    out = x.clone()
+    run_kernel(CLIP, len(x), out, width, word_of_float(0.75))
+    torch.testing.assert_close(out, x.clamp(-0.75, 0.75), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("cap", [0.0, 30.0])

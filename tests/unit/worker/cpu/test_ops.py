@@ -12,12 +12,13 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import MLP, Attention, Linear, Norm, Storage, TokenEmbedding
+from shmllm.models.layers import Attention, Linear, Norm, Storage, TokenEmbedding
 from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mlp import MLP
 from shmllm.models.rope import inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
-from shmllm_kernels.reference.activation import activate
+from shmllm_kernels.reference.activation import activate, xielu
 from shmllm_kernels.reference.norm import layer_norm, rms_norm
 from shmllm_kernels.reference.rope import rotate
 
@@ -70,6 +71,8 @@ MODELS = {
     "gelu": with_mlp("gelu", is_gated=True),
     "gelu_tanh": with_mlp("gelu_tanh", is_gated=True),
     "no gate": with_mlp("gelu_tanh", is_gated=False),
+    "bounds": with_attention(clip=0.3, qk_norm="head"),
+    "learned activation": with_mlp("xielu", is_gated=False),
 }
 
 
@@ -110,11 +113,16 @@ class ReferenceOps:
 
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         projected = self.linear(x, mlp.gate_up_proj)
+        if mlp.learned is not None:
+            return self.linear(xielu(projected, mlp.learned.double()), mlp.down_proj)
         inner = activate(projected, mlp.spec.activation, mlp.spec.gated)
         return self.linear(inner, mlp.down_proj)
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
         return x * scale if cap is None else cap * torch.tanh(x * scale / cap)
+
+    def clip(self, x: Tensor, bound: float) -> Tensor:
+        return x.clamp(-bound, bound)
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         spec, count = attention.spec, len(qkv)

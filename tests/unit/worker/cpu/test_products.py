@@ -11,8 +11,9 @@ from support.emulated_tiles import EMULATED_GATE_AND_UP, EMULATED_MULTIPLY
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.experts import ExpertLinear, MoE
-from shmllm.models.layers import MLP, Linear, Norm, Storage
+from shmllm.models.layers import Linear, Norm, Storage
 from shmllm.models.matrices import QUANTIZATIONS, Matrix, MixedMatrix
+from shmllm.models.mlp import MLP
 from shmllm.models.packed import PACKINGS
 from shmllm.models.specs import MLPSpec, MoESpec, NormSpec
 from shmllm.worker.cpu import instructions, products

@@ -146,6 +146,15 @@ def launches_of_a_decode(gpu_device, directory, num_requests: int) -> list[str]:
     return launched[launched.index(begin) + 1 :]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("launches_only")
+def test_an_activation_with_numbers_of_its_own_is_a_launch_of_its_own(gpu_device, models) -> None:
+    launched = launches_of_a_decode(gpu_device, models("apertus")[1], 1)
+    product = "multiply_single_row"
+    layer = [product, "attend_decodes", product, product, "_xielu", product]
+    assert launched[: 2 * len(layer)] == layer + layer
+
+
 ENDS = (
     (("gemma2", "olmo2", "glm4", "olmo3", "exaone4", "hyperclovax"), ["_add_normed", "_rms_norm"]),
     (("cohere2", "cohere", "stablelm", "opt", "starcoder2"), ["_layer_norm"]),
