@@ -24,6 +24,7 @@ from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.short_convolution import ShortConvolution
+from shmllm.worker.gpu.activations import activate_mlp, needs_whole_product
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.pending import (
@@ -41,7 +42,6 @@ from shmllm.worker.gpu.pending import (
     reads_norm,
 )
 from shmllm.worker.gpu.row_products import RowProducts, added_norm, is_whole
-from shmllm_kernels.gpu.activation import activate_sparse
 from shmllm_kernels.gpu.row_operands import Activation
 
 
@@ -243,14 +243,11 @@ class FusedOps:
         if not is_whole(mlp.gate_up_proj.weight):
             return self._ops.mlp(self.value(x), mlp)
         product, spec = Product(x, mlp.gate_up_proj), mlp.spec
-        if mlp.learned is not None:
-            activated = self._ops.learned_activation(self.value(product), mlp)
-            return self.linear(activated, mlp.down_proj)
         out = self._buffers.activated(spec.inner)
-        if spec.sparsity:  # a cut needs the whole product
-            gate_up = self._multiply(product)
-            out = out[: len(gate_up)]
-            activate_sparse(out, gate_up, spec.activation, spec.deviations)
+        if needs_whole_product(mlp):
+            projected = self._multiply(product)
+            out = out[: len(projected)]
+            activate_mlp(out, projected, mlp)
         else:
             activation = Activation(spec.activation, spec.gated)
             out = self._multiply(product, out, activation=activation)

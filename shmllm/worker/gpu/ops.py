@@ -25,6 +25,7 @@ from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.models.short_convolution import ShortConvolution
+from shmllm.worker.gpu.activations import activate_mlp, needs_whole_product
 from shmllm.worker.gpu.altup import AltUpOps
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -40,7 +41,6 @@ from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts, rows_of
 from shmllm.worker.gpu.recurrent import RecurrentOps
-from shmllm_kernels.gpu.activation import activate, activate_sparse
 from shmllm_kernels.gpu.altup import match_magnitude
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import NormedPair, add_normed, add_rms_norm, layer_norm, rms_norm
@@ -49,7 +49,6 @@ from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.shared_expert import SharedExpert
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
-from shmllm_kernels.gpu.xielu import xielu
 from shmllm_kernels.reference.step import LearnedRows
 
 
@@ -335,23 +334,10 @@ class GpuOps:
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         out, spec = self._buffers.activated(mlp.spec.inner)[: len(x)], mlp.spec
         of_product = Activation(spec.activation, spec.gated)
-        if mlp.learned is not None:
-            activated = self.learned_activation(self.linear(x, mlp.gate_up_proj), mlp)
-            return self.linear(activated, mlp.down_proj)
-        has_adapters = self._lora is not None
-        if spec.sparsity:
-            projected = self.linear(x, mlp.gate_up_proj)
-            activate_sparse(out, projected, spec.activation, spec.deviations)
-        elif has_adapters or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
-            activate(out, self.linear(x, mlp.gate_up_proj), spec.activation, spec.gated)
+        is_apart = self._lora is not None or needs_whole_product(mlp)
+        if is_apart or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
+            activate_mlp(out, self.linear(x, mlp.gate_up_proj), mlp)
         return self.linear(out, mlp.down_proj)
-
-    def learned_activation(self, x: Tensor, mlp: MLP) -> Tensor:
-        """Compute an activation that has numbers of its own, of an MLP's first product."""
-        assert mlp.learned is not None, "it has them"
-        out = self._buffers.activated(mlp.spec.inner)[: len(x)]
-        xielu(out, x, mlp.learned)
-        return out
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         return self._experts.route(x, self._query_starts, moe)
@@ -391,13 +377,7 @@ class GpuOps:
         return self._experts.experts(x, routing, moe, shared)
 
     def add_experts(
-        self,
-        x: Tensor,
-        routing: Routing,
-        moe: MoE,
-        shared: Shared,
-        residual: Tensor,
-        scale: float,
+        self, x: Tensor, routing: Routing, moe: MoE, shared: Shared, residual: Tensor, scale: float
     ) -> None:
         """Add ``scale`` times the result of `experts` to the residual stream, in place."""
         self._experts.add_experts(x, routing, moe, shared, residual, scale)

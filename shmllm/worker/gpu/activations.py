@@ -1,0 +1,32 @@
+"""The activations of dense MLPs on a GPU, of whole products."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shmllm.models.mlp import MLP
+from shmllm_kernels.gpu.activation import activate, activate_sparse
+from shmllm_kernels.gpu.xielu import xielu
+
+
+def needs_whole_product(mlp: MLP) -> bool:
+    """Return whether no product computes the activation of its tile: it has numbers of its own, or
+    depends on all gates of a token."""
+    return mlp.learned is not None or mlp.spec.sparsity > 0
+
+
+def activate_mlp(out: Tensor, projected: Tensor, mlp: MLP) -> None:
+    """Write what an MLP's last product reads.
+
+    Args:
+        out: [tokens, inner].
+        projected: [tokens, inner], or [tokens, 2 * inner], gates and ups.
+        mlp: the MLP.
+    """
+    spec = mlp.spec
+    if mlp.learned is not None:
+        xielu(out, projected, mlp.learned)
+    elif spec.sparsity:
+        activate_sparse(out, projected, spec.activation, spec.deviations)
+    else:
+        activate(out, projected, spec.activation, spec.gated)
