@@ -41,8 +41,7 @@ def _listed(header: GgufHeader) -> GgufFamily:
     kind = " with experts" if has_experts and (name, False) in FAMILIES else ""
     raise header.error(
         f"architecture {shown(name)}{kind} is not supported; supported: "
-        f"{', '.join(dict.fromkeys(known for known, _ in FAMILIES))} "
-        f"({', '.join(family.title for family in FAMILIES.values())})"
+        f"{', '.join(dict.fromkeys(known for known, _ in FAMILIES))}"
     )
 
 

@@ -32,12 +32,13 @@ def dequantize(blocks: Array, type_name: str) -> Array:
         EngineStartError: it is not installed.
     """
     try:
-        from gguf import GGMLQuantizationType, quants
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize as of_package
     except ModuleNotFoundError as error:
         raise EngineStartError(
             f"quantised GGUF files need a package that is missing ({error.name}): pip install gguf"
         ) from None
-    return quants.dequantize(blocks, GGMLQuantizationType[type_name])
+    return of_package(blocks, GGMLQuantizationType[type_name])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from shmllm.models.matrices import Destination
 
 
 class StackedMatrix:
@@ -16,10 +13,10 @@ class StackedMatrix:
     columns].
 
     Attributes:
-        own: the destination.
+        own: the destination, one of `matrices.Destination`.
     """
 
-    def __init__(self, own: Destination) -> None:
+    def __init__(self, own: Any) -> None:
         self.own = own
         self.dtype: torch.dtype = own.dtype
         self.device: torch.device = own.device
@@ -41,4 +38,5 @@ class StackedMatrix:
 
     def clone(self) -> Tensor:
         """Returns the values as a new tensor."""
-        return self.own.clone().reshape(self.shape)
+        values: Tensor = self.own.clone()
+        return values.reshape(self.shape)

@@ -111,11 +111,13 @@ RULES = {
         lazy_packages="peft torch transformers trl",
     ),
     "shmllm_kernels": Rule(),
+    "shmllm_kernels.code_tables": Rule(),
     "shmllm_kernels.windows": Rule(),
-    "shmllm_kernels.cpu": Rule(packages="llvmlite numpy"),
+    "shmllm_kernels.cpu": Rule("shmllm_kernels.code_tables", packages="llvmlite numpy"),
     "shmllm_kernels.reference": Rule("shmllm_kernels.windows", packages="torch numpy"),
     "shmllm_kernels.gpu": Rule(
-        "shmllm_kernels.reference shmllm_kernels.windows", packages="torch triton"
+        "shmllm_kernels.code_tables shmllm_kernels.reference shmllm_kernels.windows",
+        packages="torch triton",
     ),
 }
 

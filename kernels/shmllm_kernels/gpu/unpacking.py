@@ -37,6 +37,8 @@ def half_run(
     code = _codes(code_rows, run, is_there, width, lane, HALF, PACKING)
     number = _numbers(code, PACKING)
     scale, other = _parameters(parameter_rows, run, is_there, lane, HALF, PACKING)
+    if len(PACKING.codes.table) > 0:
+        scale = scale * PACKING.codes.unit
     if PACKING.form == "offset":
         return number * scale + other
     elif PACKING.form == "zero":
@@ -75,13 +77,13 @@ def _codes(code_rows, run, is_there, width, lane, HALF: tl.constexpr, PACKING: t
 
 @triton.jit
 def _numbers(code, PACKING: tl.constexpr):
-    """Returns the numbers that codes stand for, less the bias, float32."""
+    """Returns the numbers that codes stand for, less the bias, float32; of a table in its units."""
     codes: tl.constexpr = PACKING.codes
     if len(codes.table) > 0:
         first = tl.full(code.shape, codes.table[0], tl.int64)
         second = tl.full(code.shape, codes.table[1], tl.int64)
         entry = (tl.where(code < 8, first, second) >> (8 * (code & 7))).to(tl.int32)
-        return ((entry << 24) >> 24).to(tl.float32) * codes.unit
+        return ((entry << 24) >> 24).to(tl.float32)
     elif len(codes.floats) > 0:
         is_upper = (code & 4) != 0
         low = tl.where(is_upper, _of_four(code, codes.floats, 4), _of_four(code, codes.floats, 0))
