@@ -41,7 +41,6 @@ RECURRENT: dict[tuple[str, bool], GgufFamily] = {
         modules=GRANITE_HYBRID,
         is_permuted=True,
         is_hybrid=True,
-        is_written=False,
     ),
     ("lfm2", False): GgufFamily(
         title="LFM2",
@@ -92,7 +91,6 @@ RECURRENT: dict[tuple[str, bool], GgufFamily] = {
         modules=GRANITE_HYBRID_MOE,
         is_permuted=True,
         is_hybrid=True,
-        is_written=False,
     ),
     ("lfm2moe", True): GgufFamily(
         title="LFM2 MoE",
