@@ -90,10 +90,15 @@ def further_prefixes(header: GgufHeader) -> tuple[str, ...]:
     return tuple(f"blk.{each}." for each in numbers if 0 <= int(each) - count < further)
 
 
-def family_of_class(architecture: str) -> tuple[str, GgufFamily] | None:
-    """Returns llama.cpp's architecture and the family of one of transformers' classes; None if no
-    file of such a model can be written."""
-    return next((each for each in written_families() if architecture in each[1].classes), None)
+def family_of_class(architecture: str, has_experts: bool) -> tuple[str, GgufFamily] | None:
+    """Returns llama.cpp's architecture and the family of one of transformers' classes, of two
+    families that with or without experts; None if no file of such a model can be written."""
+    found = [
+        (with_experts != has_experts, name, family)
+        for (name, with_experts), family in FAMILIES.items()
+        if family.is_written and architecture in family.classes
+    ]
+    return min(found, key=lambda each: each[0])[1:] if found else None
 
 
 def written_families() -> list[tuple[str, GgufFamily]]:

@@ -42,7 +42,6 @@ RECURRENT: dict[tuple[str, bool], GgufFamily] = {
         modules=GRANITE_HYBRID,
         is_permuted=True,
         is_hybrid=True,
-        is_written=False,
     ),
     ("falcon-h1", False): GgufFamily(
         title="Falcon-H1",
@@ -101,7 +100,6 @@ RECURRENT: dict[tuple[str, bool], GgufFamily] = {
         modules=GRANITE_HYBRID_MOE,
         is_permuted=True,
         is_hybrid=True,
-        is_written=False,
     ),
     ("lfm2moe", True): GgufFamily(
         title="LFM2 MoE",

@@ -233,6 +233,12 @@ def _granite(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     }
 
 
+def _granite_hybrid(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    """With a flag by which llama.cpp knows whether attention rotates."""
+    rotates = config.attentions[0].rope is not None
+    return _granite(config, fields) | {"rope.scaling.finetuned": rotates}
+
+
 def _lfm2(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
     every = (each.taps for each in config.mixers if isinstance(each, ShortConvolutionSpec))
     return {"shortconv.l_cache": next(every, fields.get("conv_L_cache") or 3)}
@@ -316,6 +322,7 @@ _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] 
     "hunyuan-moe": _hunyuan_moe,
     "granite": _granite,
     "granitemoe": _granite,
+    "granitehybrid": _granite_hybrid,
     "ernie4_5-moe": _ernie_moe,
     "exaone-moe": _shared_experts,
     "dots1": _shared_experts,

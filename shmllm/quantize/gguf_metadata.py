@@ -50,7 +50,7 @@ def find_gguf_family(config: ModelConfig) -> tuple[str, GgufFamily]:
     Raises:
         QuantizeError: GGUF files of such models are not supported.
     """
-    found = family_of_class(config.architecture)
+    found = family_of_class(config.architecture, bool(config.mixtures))
     if found is None:
         known = [name for _, family in written_families() for name in family.classes]
         raise QuantizeError(

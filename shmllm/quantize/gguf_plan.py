@@ -101,7 +101,9 @@ def plan(
                 f"{tensor.file.path}: {tensor.stored} has no name in a GGUF file of {family.title}"
             )
         for name, expert, place in found:
-            heads = tuple(values[f"{architecture}.{key}"] for key in family.heads_keys(name))
+            heads = tuple(
+                _of_layer(values[f"{architecture}.{key}"], name) for key in family.heads_keys(name)
+            )
             num_rows = values[f"{architecture}.{place.num_rows}"] if place.num_rows else 0
             chosen = _kind_of(name, _shape(tensor, place, num_rows), kind)
             one = Planned(name, chosen, place, num_rows, heads, family.offset(name))
@@ -123,6 +125,11 @@ def _check_rope(source: Source, known: Container[str], family: GgufFamily) -> No
 def _shape(tensor: SourceTensor, place: Place, num_rows: int) -> tuple[int, ...]:
     """The shape in the file."""
     return tuple(of_place(torch.empty(tensor.shape, device="meta"), place, num_rows).shape)
+
+
+def _of_layer(value: Any, name: str) -> Any:
+    """The value for the layer of a tensor, where layers differ."""
+    return value[int(name.split(".")[1])] if isinstance(value, list) else value
 
 
 def _module_of(name: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.gguf_family_sizes import LATENTS
 from support.gguf_models import (
     add_bundled_vocabulary,
     as_before_latents,
@@ -29,7 +30,6 @@ from support.gguf_models import (
     write_model,
 )
 from support.gguf_read_alone import READ_ALONE
-from support.gguf_sizes import LATENTS
 from support.gguf_vocabularies import add_gemma4_vocabulary, trained_gemma4
 from support.model_helpers import assert_logits_close, reference_model
 from support.multimodal_models import nest
@@ -69,6 +69,10 @@ LONG_ONLY = LONG | {"short_factor": LONG["long_factor"]}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in VARIANTS if kind not in NOT_IN_GGUF},
     "cohere": ("cohere", {"attention_bias": False}),  # llama.cpp leaves them out
+    "granite 4 without experts": (
+        "granite_moe_hybrid",
+        {"num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
     "starcoder with keys of each head": ("gpt_bigcode", {"multi_query": False}),
     "exaone4": (  # llama.cpp has windows in models of 64 layers alone
         "exaone4",

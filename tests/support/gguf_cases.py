@@ -29,6 +29,21 @@ GRANITE_MOE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 2.5,
 }
+GRANITE_HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "intermediate_size": 24,
+    "shared_intermediate_size": 40,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 5.0,
+}
 EXAONE_MOE = {"num_hidden_layers": 5, "sliding_window": 7, "moe_intermediate_size": 24}
 AFMOE = EXAONE_MOE | {"head_dim": 16, "route_scale": 1.5, "mup_enabled": True}
 
@@ -181,6 +196,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         GRANITE_MOE | {"shared_intermediate_size": 36, "tie_word_embeddings": True},
         None,
     ),
+    "granite 4 with experts": ("granite_moe_hybrid", GRANITE_HYBRID, None),
+    "granite 4": (
+        "granite_moe_hybrid",
+        GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
+        None,
+    ),
     "ernie4.5 with experts": (
         "ernie4_5_moe",
         {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24, "head_dim": 16},
@@ -219,7 +240,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     "gpt-neox sequential": ("gpt_neox", {"use_parallel_residual": False}, None),
     "nemotron": ("nemotron", {"attention_bias": True, "mlp_bias": True}, None),
     "olmo": ("olmo", {}, None),
-    "olmo with bounds": ("olmo", {"clip_qkv": 0.25}, lambda writer: writer.add_clamp_kqv(0.25)),
+    "olmo with bounds": ("olmo", {"clip_qkv": 0.25}, None),
     "phi": ("phi", {}, None),
     "gpt2": ("gpt2", {"n_inner": 72}, None),
     "falcon": ("falcon", {"ffn_hidden_size": 72}, None),

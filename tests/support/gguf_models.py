@@ -11,7 +11,8 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from support.gguf_sizes import LATENTS, add_sizes, has_experts, heads_of_layers, num_kv_heads
+from support.gguf_family_sizes import LATENTS, has_experts, heads_of_layers
+from support.gguf_sizes import add_sizes, num_kv_heads
 from transformers import PreTrainedModel
 
 from shmllm.frontend.model_files import resolve_model
@@ -394,6 +395,12 @@ def _all_queries_first(values: Array, config: Any) -> Array:
     return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
 
 
+def _decay(values: Array) -> Array:
+    """What the files have of the logarithms of decays, rounded once."""
+    decay: Array = -np.exp(values.astype(np.float64)).astype(np.float32)
+    return decay
+
+
 def _of_qwen35(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     """The converter stores decays, weights of norms of 1 + w, and value heads in turn: the first
     one of each key head, then the second one of each."""
@@ -538,7 +545,7 @@ def _of_granite_hybrid(name: str, values: Array, config: Any) -> Iterator[tuple[
     elif name.endswith("shared_mlp.output_linear.weight") and not has_experts(config):
         yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), values
     elif name.endswith(".A_log"):
-        yield name, -np.exp(values)[:, None]
+        yield name, _decay(values)[:, None]
     elif name.endswith(".D"):
         yield name, values[:, None]
     elif name.endswith("mamba.norm.weight"):
@@ -584,7 +591,7 @@ def _of_falcon_h1(name: str, values: Array, config: Any) -> Iterator[tuple[str, 
 def _of_nemotron_h(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     name = name.replace("model.", "backbone.").replace(".dt_bias", ".dt.bias")
     if name.endswith(".A_log"):
-        values = -np.exp(values)[:, None]
+        values = _decay(values)[:, None]
     elif name.endswith(".D"):
         values = values[:, None]
     elif name.endswith("mixer.norm.weight"):
@@ -600,7 +607,7 @@ def _of_mamba(name: str, values: Array, config: Any) -> Iterator[tuple[str, Arra
     """The converter stores decays, and of Mamba 2 columns and the norms of groups."""
     is_second = config.model_type == "mamba2"
     if name.endswith(".A_log"):
-        values = -np.exp(values.astype(np.float64)).astype(np.float32)
+        values = _decay(values)
     elif name.endswith("conv1d.weight"):
         values = values[:, 0]
     if is_second and name.endswith((".A_log", ".D")):

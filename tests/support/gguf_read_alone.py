@@ -55,21 +55,6 @@ _GEMMA3N: Options = {
     "tie_word_embeddings": True,
 }
 _GLM4: Options = _EXPERTS | {"n_routed_experts": 6, "head_dim": 16}
-_GRANITE: Options = {
-    "num_hidden_layers": 4,
-    "mamba_n_heads": 6,
-    "mamba_n_groups": 2,
-    "mamba_d_state": 32,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-    "intermediate_size": 24,
-    "shared_intermediate_size": 40,
-    "num_local_experts": 5,
-    "num_experts_per_tok": 2,
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.3,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 5.0,
-}
 _FALCON_H1: Options = {
     "mamba_n_heads": 6,
     "mamba_n_groups": 2,
@@ -148,11 +133,6 @@ READ_ALONE: dict[str, tuple[str, Options]] = {
     "youtu": (
         "youtu",
         {k: v for k, v in _LATENT.items() if k not in (*_EXPERTS, "n_routed_experts")},
-    ),
-    "granite 4 with experts": ("granite_moe_hybrid", _GRANITE),
-    "granite 4": (
-        "granite_moe_hybrid",
-        _GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "falcon-h1": ("falcon_h1", _FALCON_H1),
     "falcon-h1 with norms": (

@@ -359,7 +359,7 @@ WITH_EXPERTS = (
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba", "granite_moe_hybrid", "nemotron_h"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba", "nemotron_h"),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma3n", "gemma4", "glm4_moe", "glm4_moe_lite"),
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),

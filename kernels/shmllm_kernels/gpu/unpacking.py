@@ -80,9 +80,11 @@ def _numbers(code, PACKING: tl.constexpr):
     """Returns the numbers that codes stand for, less the bias, float32; of a table in its units."""
     codes: tl.constexpr = PACKING.codes
     if len(codes.table) > 0:
-        first = tl.full(code.shape, codes.table[0], tl.int64)
-        second = tl.full(code.shape, codes.table[1], tl.int64)
-        entry = (tl.where(code < 8, first, second) >> (8 * (code & 7))).to(tl.int32)
+        entries = tl.full(code.shape, codes.table[0], tl.int64)
+        if codes.bits > 3:
+            second = tl.full(code.shape, codes.table[1], tl.int64)
+            entries = tl.where(code < 8, entries, second)
+        entry = (entries >> (8 * (code & 7))).to(tl.int32)
         return ((entry << 24) >> 24).to(tl.float32)
     elif len(codes.floats) > 0:
         is_upper = (code & 4) != 0

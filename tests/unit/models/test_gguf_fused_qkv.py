@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "llama": WIDE | LLAMA,
     "qwen3_5": WIDE | READ_ALONE["qwen3.5"][1],
     "gemma4": WIDE | READ_ALONE["gemma 4"][1] | {"num_hidden_layers": 2, "layer_types": None},
-    "granite_moe_hybrid": READ_ALONE["granite 4"][1],
+    "granite_moe_hybrid": CASES["granite 4"][1],
 }
 """Queries and keys in another order, with biases; gates beside queries, and delta nets in other
 layers; heads of two widths; layers without heads of keys."""
