@@ -11,8 +11,8 @@ from shmllm.models.build import build, without_memory
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.layers import Allocation, Allocator, Storage
-from shmllm.models.matrices import Part
 from shmllm.models.shard_weights import find_division
+from shmllm.models.stored_matrix import Part
 
 
 def create_model(

@@ -109,9 +109,8 @@ def _down(view: Destination) -> Destination:
     """Returns the downs of all experts, transposed, of [experts, hidden, inner]."""
     from torch import Tensor
 
-    from shmllm.models.matrices import TransposedMatrix
+    from shmllm.models.matrices import StackedMatrix, TransposedMatrix
     from shmllm.models.quantized import QuantizedMatrix
-    from shmllm.models.stacked_matrix import StackedMatrix
 
     assert isinstance(view, Tensor | QuantizedMatrix), "a tensor of a file has one format"
     own = view.transpose(1, 2) if isinstance(view, Tensor) else TransposedMatrix(view)

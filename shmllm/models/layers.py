@@ -15,14 +15,13 @@ from shmllm.models.matrices import (
     Destination,
     Matrix,
     MixedMatrix,
-    Part,
     WholeMatrix,
     joined,
-    make_matrix,
     matrix_of,
 )
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.specs import NormSpec
+from shmllm.models.stored_matrix import Part, make_matrix
 from shmllm.models.weight_names import LM_HEAD
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]

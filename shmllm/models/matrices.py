@@ -7,7 +7,6 @@ matrices a model has, nor files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -15,9 +14,8 @@ import torch
 from torch import Tensor
 
 from shmllm.models.packed import PACKINGS, Packing
-from shmllm.models.quantized import Allocate, Int8Matrix, QuantizedMatrix
+from shmllm.models.quantized import Int8Matrix, QuantizedMatrix
 from shmllm.models.shares import Share
-from shmllm.models.stacked_matrix import StackedMatrix
 from shmllm.models.table_rows import RowsOfTable
 
 QUANTIZATIONS: dict[str, type[Int8Matrix] | Packing] = {
@@ -113,6 +111,39 @@ class TransposedMatrix:
     def clone(self) -> Tensor:
         """Returns the values as a new tensor."""
         return self.packed.clone().transpose(-2, -1)
+
+
+class StackedMatrix:
+    """A destination [matrices, rows, columns] as what a checkpoint has as [matrices * rows,
+    columns].
+
+    Attributes:
+        own: the destination.
+    """
+
+    def __init__(self, own: Destination) -> None:
+        self.own = own
+        self.dtype: torch.dtype = own.dtype
+        self.device: torch.device = own.device
+
+    @property
+    def shape(self) -> torch.Size:
+        count, rows, columns = self.own.shape
+        return torch.Size([count * rows, columns])
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def copy_(self, values: Tensor, /) -> StackedMatrix:
+        """Writes ``values`` [matrices * rows, columns]."""
+        if values.shape != self.shape:
+            raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
+        self.own.copy_(values.reshape(self.own.shape))
+        return self
+
+    def clone(self) -> Tensor:
+        """Returns the values as a new tensor."""
+        return self.own.clone().reshape(self.shape)
 
 
 class ShardedMatrix:
@@ -250,40 +281,6 @@ def elsewhere_or(view: Destination) -> Destination:
     if isinstance(view, ShardedMatrix | Elsewhere | RowsOfTable) or view.device.type != "meta":
         return view
     return Elsewhere(view)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some consecutive rows of a matrix, as a checkpoint stores them.
-
-    Attributes:
-        num_rows: the number of rows.
-        kind: one of FORMATS; None: floating numbers.
-    """
-
-    num_rows: int
-    kind: str | None
-
-
-def make_matrix(
-    shape: tuple[int, ...], parts: Sequence[Part], dtype: torch.dtype, allocate: Allocate
-) -> Matrix:
-    """Allocates a matrix [..., out, in] whose parts have formats of their own. A matrix of more
-    than two dimensions has one part."""
-    if len(parts) == 1:
-        return _make(shape, parts[0].kind, dtype, allocate)
-    width = shape[-1]
-    return MixedMatrix(
-        [_make((part.num_rows, width), part.kind, dtype, allocate) for part in parts]
-    )
-
-
-def _make(
-    shape: tuple[int, ...], kind: str | None, dtype: torch.dtype, allocate: Allocate
-) -> WholeMatrix:
-    if kind is None:
-        return allocate(shape, dtype)
-    return FORMATS[kind].make(shape, dtype, allocate)
 
 
 def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:

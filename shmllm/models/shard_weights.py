@@ -18,10 +18,9 @@ from torch import Tensor
 from shmllm.models.build import without_memory
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocation, Dimension, sizes_of
-from shmllm.models.matrices import Destination, parts_of
+from shmllm.models.matrices import Destination, StackedMatrix, parts_of
 from shmllm.models.shard import Shard
 from shmllm.models.shares import Division, Share
-from shmllm.models.stacked_matrix import StackedMatrix
 
 
 def find_division(whole: ModelConfig, part: ModelConfig) -> Division:

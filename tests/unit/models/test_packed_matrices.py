@@ -24,8 +24,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_blocks import BLOCK_TYPES
-from shmllm.models.matrices import MixedMatrix, Part, joined, make_matrix
+from shmllm.models.matrices import MixedMatrix, joined
 from shmllm.models.packed import PACKINGS, PackedMatrix
+from shmllm.models.stored_matrix import Part, make_matrix
 from shmllm.models.weights import load_weights, stored_kinds
 
 ROUNDED_BY_GGUF = {
