@@ -37,8 +37,11 @@ def half_run(
     code = _codes(code_rows, run, is_there, width, lane, HALF, PACKING)
     number = _numbers(code, PACKING)
     scale, other = _parameters(parameter_rows, run, is_there, lane, HALF, PACKING)
-    if len(PACKING.codes.table) > 0:
-        scale = scale * PACKING.codes.unit
+    if len(PACKING.codes.table) > 0:  # a scale of 32 elements is multiplied once for all
+        if PACKING.group == 16:
+            number = number * PACKING.codes.unit
+        else:
+            scale = scale * PACKING.codes.unit
     if PACKING.form == "offset":
         return number * scale + other
     elif PACKING.form == "zero":

@@ -160,7 +160,7 @@ ENDS = (
     (("cohere2", "cohere", "stablelm", "opt", "starcoder2"), ["_layer_norm"]),
     (
         (
-            *("gpt_neox", "gptj", "nemotron", "olmo", "phi"),
+            *("gpt_neox", "gptj", "nemotron", "phi"),
             *("codegen", "falcon", "gpt_bigcode", "gpt_neo", "jais2"),
         ),
         ["_layer_norm"],
