@@ -29,17 +29,27 @@ CHANGED = r"model\.safetensors has changed while it was read: load it again"
 
 PLUGIN = """
 import os
+import time
+from pathlib import Path
 
 def register():
     if os.getpid() == int(os.environ["TEST_FRONT_END"]):
         return
     from shmllm.models import weights
-    copy = weights._copy
+    copy, flag = weights._copy, Path(os.environ["TEST_TRUNCATES"])
 
     def truncate_and_copy(file, *arguments):
-        if os.path.exists(os.environ["TEST_TRUNCATES"]):
+        if flag.exists():
+            wait_for_all_ranks()
             os.truncate(file.path, 4096)
         copy(file, *arguments)
+
+    def wait_for_all_ranks():
+        flag.with_suffix(f".{os.getpid()}").touch()
+        deadline = time.monotonic() + 60
+        while len(list(flag.parent.glob(f"{flag.name}.*"))) < int(os.environ["TEST_RANKS"]):
+            assert time.monotonic() < deadline, "a rank has not opened the file"
+            time.sleep(0.01)
 
     weights._copy = truncate_and_copy
 """
@@ -53,7 +63,9 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def truncates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """While this file exists, engines truncate the files that they read, before each tensor."""
+    """While this file exists, engines truncate the files that they read, before each tensor: when
+    all ranks have opened them, as the library that opens a file reads it before its memory can be
+    protected."""
     packages, flag = tmp_path / "packages", tmp_path / "truncates"
     facts = packages / "truncating-1.dist-info"
     facts.mkdir(parents=True)
@@ -84,8 +96,9 @@ def repair(model: Path) -> Callable[[], None]:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_start_fails_with_the_name_of_the_file(
-    num_ranks: int, model: Path, truncates: Path
+    num_ranks: int, model: Path, truncates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TEST_RANKS", str(num_ranks))
     truncates.touch()
     with pytest.raises(EngineStartError, match=CHANGED):
         LLM(str(model), num_threads=num_ranks, tensor_parallel_size=num_ranks, **SMALL)
@@ -93,8 +106,13 @@ def test_a_start_fails_with_the_name_of_the_file(
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_an_engine_goes_on_when_a_reload_fails(
-    num_ranks: int, model: Path, truncates: Path, repair: Callable[[], None]
+    num_ranks: int,
+    model: Path,
+    truncates: Path,
+    repair: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TEST_RANKS", str(num_ranks))
     options = {"num_threads": num_ranks, "tensor_parallel_size": num_ranks, **SMALL}
     with LLM(str(model), **options) as llm:
         expected = llm.generate("import os", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
