@@ -38,6 +38,9 @@ _BIT, _BYTE = ir.IntType(1), ir.IntType(8)
 _SMALL_TABLE, _LARGE_TABLE = 16, 32
 
 
+Read = Callable[[Emitter, ir.Value, int, ir.VectorType], ir.Value]
+Numbers = Callable[[Emitter, ir.Value], ir.Value]
+AsBytes = Callable[[Emitter, ir.Value], ir.Value]
 Words = Callable[[Emitter, Sequence[ir.Value], int], list[ir.Value]]
 RunWords = Callable[[Emitter, Sequence[ir.Value]], list[ir.Value]]
 
@@ -65,12 +68,12 @@ class Codes:
     """
 
     run_bytes: int
-    read: Callable[[Emitter, ir.Value, int, ir.VectorType], ir.Value]
-    numbers: Callable[[Emitter, ir.Value], ir.Value]
+    read: Read
+    numbers: Numbers
     num_bits: int = 32
     table: tuple[float, ...] = ()
     unit: float = 1.0
-    bytes: Callable[[Emitter, ir.Value], ir.Value] | None = None
+    bytes: AsBytes | None = None
     byte_bias: int = 0
     byte_unit: float = 1.0
     words: Words | None = None
@@ -96,9 +99,6 @@ def _read_nibbles(e: Emitter, source: ir.Value, first: int, vector: ir.VectorTyp
     if first < _HALF:
         return e.builder.and_(wide, splat(vector, 15))
     return e.builder.lshr(wide, splat(vector, 4))
-
-
-Read = Callable[[Emitter, ir.Value, int, ir.VectorType], ir.Value]
 
 
 def _read_2_bits(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType) -> ir.Value:
@@ -144,13 +144,10 @@ def _read_6_bits(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType
     return e.builder.or_(low, e.builder.and_(moved, splat(vector, 0x30)))
 
 
-def _minus(bias: int) -> Callable[[Emitter, ir.Value], ir.Value]:
+def _minus(bias: int) -> Numbers:
     return lambda e, codes: e.builder.sitofp(
         e.builder.sub(codes, splat(e.integers, bias)), e.vector
     )
-
-
-Numbers = Callable[[Emitter, ir.Value], ir.Value]
 
 
 def _chosen(table: Sequence[float]) -> Numbers:
@@ -191,9 +188,6 @@ def _nibbles_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
     read = _load_bytes(e, source, _HALF)
     low = e.builder.and_(read, splat(read.type, 15))
     return _joined(e, low, e.builder.lshr(read, splat(read.type, 4)))
-
-
-AsBytes = Callable[[Emitter, ir.Value], ir.Value]
 
 
 def _2_bits_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
