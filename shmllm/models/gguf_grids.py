@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.models.codes import CODES, RUN
+from shmllm.models.codes import RUN
 from shmllm.models.packed import PACKINGS
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -64,14 +64,16 @@ class Grid:
         factors = 2 * self.factors(stored).astype(np.uint8) + 1
         values = dequantize(ones, self.type_name).reshape(*factors.shape, -1)
         numbers = torch.from_numpy(values / factors[..., None].astype(np.float32))
-        integers = _stored(numbers.flatten(1), PACKINGS[self.kind].codes.run_bytes, self.kind)
+        integers = _stored(numbers.flatten(1), self.kind)
         scales = np.concatenate([scale[..., None].view(np.uint8), factors], 2)
         return integers, torch.from_numpy(scales).flatten(1)
 
 
-def _stored(numbers: Tensor, run_bytes: int, kind: str) -> Tensor:
-    integers = torch.empty(len(numbers), numbers.shape[1] // RUN * run_bytes, dtype=torch.uint8)
-    PACKINGS[kind].codes.store(numbers, integers)
+def _stored(numbers: Tensor, kind: str) -> Tensor:
+    codes = PACKINGS[kind].codes
+    num_bytes = numbers.shape[1] // RUN * codes.run_bytes
+    integers = torch.empty(len(numbers), num_bytes, dtype=torch.uint8)
+    codes.store(numbers, integers)
     return integers
 
 
@@ -145,4 +147,4 @@ def ternary(blocks: Tensor) -> tuple[Tensor, Tensor]:
     scale, ones = _first_half(52)(blocks.numpy())
     numbers = torch.from_numpy(dequantize(ones, "TQ1_0")).flatten(1) + 1
     scales = torch.from_numpy(scale.repeat(_ELEMENTS // RUN, -1).view(np.float16))
-    return _stored(numbers, CODES["2"].run_bytes, "ternary"), scales
+    return _stored(numbers, "ternary"), scales

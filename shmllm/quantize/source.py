@@ -17,7 +17,7 @@ from shmllm.formats.gguf import is_gguf
 from shmllm.formats.gguf_directory import LINK
 from shmllm.frontend.model_files import resolve_model
 from shmllm.models.config import ModelConfig
-from shmllm.models.fields import read_json_object
+from shmllm.models.config_file import read_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +90,7 @@ class Source:
             raise _is_gguf(model)
         if not (directory / "config.json").is_file():
             raise QuantizeError(f"no model in {directory}: looked for {directory}/config.json")
-        fields = read_json_object(directory / "config.json")
+        fields = read_config(directory)
         _check_not_quantized(model, fields)
         return cls(model, directory, fields, ModelConfig.from_directory(directory))
 

@@ -128,9 +128,8 @@ def quantized(values: Array, kind: str, seed: int = 0) -> Array:
 
 
 _SCALES = {
-    **dict.fromkeys(("Q2_K",), (80, 82)),
     **dict.fromkeys(("Q4_K", "Q5_K", "Q4_1", "Q5_1"), (0, 2)),
-    **{"Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)},
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)},
     **{"MXFP4": (), "NVFP4": (), "IQ1_M": ()},
 }
 """Where the float16 numbers of a block lie, if not at its begin."""

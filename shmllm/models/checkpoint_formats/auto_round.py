@@ -19,7 +19,7 @@ def configure(fields: Fields) -> Method:
     bits = fields.integer("bits")
     for name, options in fields.table("extra_config").items():
         own = options.get("bits", bits) if isinstance(options, dict) else bits
-        if own not in (bits,) and not (type(own) is int and own >= _UNROUNDED_BITS):
+        if own != bits and not (type(own) is int and own >= _UNROUNDED_BITS):
             raise fields.error(f"extra_config: other options for {name!r} are not supported")
     if packing.endswith("awq"):
         return awq.configure(Fields(fields.values | {"zero_point": True}, fields.where))

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from shmllm.errors import EngineStartError
 from shmllm.models.checkpoint_formats.components import Components, Method
 from shmllm.models.checkpoint_formats.stored import (
     FloatingMatrix,
@@ -63,23 +64,16 @@ class BitsAndBytes(Method):
         if parts.header(_WEIGHT, ("U8", "I8")).dtype == "I8":
             rows, width = parts.header(_WEIGHT, ("I8",), (None, None)).shape
             return rows, width
-        shape = _state(parts).get("shape")
-        if not (
-            isinstance(shape, list)
-            and len(shape) == 2
-            and all(type(size) is int and size > 0 for size in shape)
-        ):
-            raise parts.error(_state_of(parts), f"has a wrong shape: {shape!r}")
-        parts.header(_WEIGHT, ("U8",), (-(-shape[0] * shape[1] // 2), 1))
-        return shape[0], shape[1]
+        return _shape(parts, _State(parts))
 
     def matrix(self, parts: Components) -> StoredMatrix:
-        rows, width = self.shape(parts)
         if parts.header(_WEIGHT, ("U8", "I8")).dtype == "I8":
+            rows, width = self.shape(parts)
             scales = parts.scales(".SCB", (rows,)).float().view(rows, 1) / _LARGEST
             return GroupedMatrix((rows, width), 8, width, lambda main, some: main[some], scales)
-        block = _size(parts, "blocksize")
-        scales = _scales(parts, -(-rows * width // block))
+        state = _State(parts)
+        (rows, width), block = _shape(parts, state), state.size("blocksize")
+        scales = _scales(parts, state, -(-rows * width // block))
         table = parts.tensor(f"{_WEIGHT}.quant_map", ("F32",), (16,))
         if width % block == 0 and block % RUN == 0 and torch.equal(table, torch.tensor(NF4)):
             of_runs = scales.view(rows, -1).repeat_interleave(block // RUN, 1)
@@ -94,43 +88,54 @@ class BitsAndBytes(Method):
         return FloatingMatrix((rows, width), values)
 
 
-def _scales(parts: Components, count: int) -> Tensor:
+class _State:
+    """What the JSON of a weight of 4 bits says."""
+
+    def __init__(self, parts: Components) -> None:
+        self._parts = parts
+        self._name = next((name for name in _STATES if name in parts), _STATES[0])
+        content = bytes(parts.tensor(self._name, ("U8",), (None,)).tolist())
+        try:
+            found = json.loads(content)
+        except ValueError:
+            raise parts.error(self._name, "is no JSON") from None
+        if not isinstance(found, dict):
+            raise parts.error(self._name, "is no table")
+        self.values: Mapping[str, Any] = found
+
+    def error(self, field: str) -> EngineStartError:
+        """Returns an error about a field; the caller raises it."""
+        return self._parts.error(self._name, f"has a wrong {field}: {self.values.get(field)!r}")
+
+    def size(self, field: str) -> int:
+        value = self.values.get(field)
+        if type(value) is not int or value <= 0:
+            raise self.error(field)
+        return value
+
+
+def _shape(parts: Components, state: _State) -> tuple[int, int]:
+    shape = state.values.get("shape")
+    if not (
+        isinstance(shape, list)
+        and len(shape) == 2
+        and all(type(size) is int and size > 0 for size in shape)
+    ):
+        raise state.error("shape")
+    parts.header(_WEIGHT, ("U8",), (-(-shape[0] * shape[1] // 2), 1))
+    return shape[0], shape[1]
+
+
+def _scales(parts: Components, state: _State, count: int) -> Tensor:
     """Returns the scales of all blocks, float32."""
     name = f"{_WEIGHT}.absmax"
     if parts.header(name, ("F32", "U8"), (count,)).dtype == "F32":
         return parts.scales(name)
     places = parts.tensor(name, ("U8",)).int()
     table = parts.scales(f"{_WEIGHT}.nested_quant_map", (256,)).float()
-    block = _size(parts, "nested_blocksize")
+    block = state.size("nested_blocksize")
     nested = parts.scales(f"{_WEIGHT}.nested_absmax", (-(-count // block),)).float()
-    offset = _state(parts).get("nested_offset")
+    offset = state.values.get("nested_offset")
     if not isinstance(offset, float | int):
-        raise parts.error(_state_of(parts), f"has a wrong nested_offset: {offset!r}")
+        raise state.error("nested_offset")
     return table[places] * nested[torch.arange(count) // block] + offset
-
-
-def _state_of(parts: Components) -> str:
-    return next((name for name in _STATES if name in parts), _STATES[0])
-
-
-def _state(parts: Components) -> Mapping[str, Any]:
-    name = _state_of(parts)
-    content = bytes(parts.tensor(name, ("U8",), (None,)).tolist())
-    try:
-        found = json.loads(content)
-    except ValueError:
-        raise parts.error(name, "is no JSON") from None
-    if not isinstance(found, dict):
-        raise parts.error(name, "is no table")
-    return found
-
-
-def _size(parts: Components, field: str) -> int:
-    value = _state(parts).get(field)
-    if not _is_size(value):
-        raise parts.error(_state_of(parts), f"has a wrong {field}: {value!r}")
-    return value
-
-
-def _is_size(value: object) -> TypeGuard[int]:
-    return type(value) is int and value > 0

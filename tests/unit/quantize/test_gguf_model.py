@@ -170,6 +170,19 @@ def test_what_a_file_cannot_say_is_refused(
     assert [each.name for each in tmp_path.iterdir()] == ["model"]
 
 
+def test_what_modelopt_has_quantized_is_refused_without_a_word_in_config_json(
+    llama: tuple[Any, Path], tmp_path: Path
+) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for file in llama[1].iterdir():
+        (directory / file.name).symlink_to(file)
+    content = json.dumps({"quantization": {"quant_algo": "NVFP4"}})
+    (directory / "hf_quant_config.json").write_text(content)
+    with pytest.raises(QuantizeError, match=r"quantized already \(modelopt\)"):
+        quantize(str(directory), tmp_path / "m.gguf", "gguf-q8_0")
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "reason"),
     [
