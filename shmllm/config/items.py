@@ -15,6 +15,8 @@ class ItemInfo:
         most_embeds: the most embeddings of one item.
         longest_span: the most embeddings in a row that one step has to compute, because each is
             attended to by those before it; 0: a step may divide all.
+        num_encoded: how many positions before the text of a prompt an encoder computes of its item,
+            without which there is no prompt; 0: the model is no encoder-decoder.
         cache_bytes: the most bytes of prepared items that a front end keeps, and the engine for
             it.
     """
@@ -22,6 +24,7 @@ class ItemInfo:
     modalities: tuple[str, ...] = ()
     most_embeds: int = 0
     longest_span: int = 0
+    num_encoded: int = 0
     cache_bytes: int = 0
 
     @classmethod

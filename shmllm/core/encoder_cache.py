@@ -14,10 +14,11 @@ This module must not know how items are encoded, nor what they contain.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shmllm.config.items import ItemInfo
-from shmllm.core.plan import Encode, ItemUse, StepPlan
+from shmllm.core.plan import Encode, EncodedPrefix, ItemUse, StepPlan
 from shmllm.core.request import Request
 from shmllm.params.items import Item, items_between
 
@@ -111,22 +112,42 @@ class EncoderCache:
         """
         if not request.items:
             return
-        self._begin(plan.step)
         found = list(items_between(request.items, start, start + count))
-        for item in found:  # first: making room for one must not evict another one
+        for item, number in zip(found, self._numbers(found, plan), strict=True):
+            plan.item_uses.append(ItemUse(len(plan.requests), number, item.spans))
+
+    def use_prefix(self, request: Request, start: int, plan: StepPlan) -> None:
+        """Plan the keys and values of the positions that an encoder computes of a request that is
+        admitted, which `cut` has found room for.
+
+        Args:
+            request: the request, which has its row and its blocks.
+            start: the first position that its blocks do not have yet.
+            plan: gets what the runner encodes, forgets and writes.
+        """
+        if start < request.num_encoded:
+            (number,) = self._numbers(request.items, plan)
+            plan.prefixes.append(EncodedPrefix(request.row, number, start))
+
+    def _numbers(self, items: Sequence[Item], plan: StepPlan) -> list[int]:
+        """Plan to encode the items that are not here. Returns the numbers of all."""
+        self._begin(plan.step)
+        for item in items:  # first: making room for one must not evict another one
             entry = self._entries.get(item.identity)
             if entry is not None:
                 self._pin(item, entry)
-        for item in found:
+        numbers = []
+        for item in items:
             entry = self._entries.get(item.identity)
             if entry is None:
                 entry = self._make(item, plan)
                 self._pin(item, entry)
             else:
                 self.num_hits += 1
-            plan.item_uses.append(ItemUse(len(plan.requests), entry.number, item.spans))
+            numbers.append(entry.number)
         plan.forgotten += self._forgotten
         self._forgotten.clear()
+        return numbers
 
     def reset(self) -> None:
         """Forget all embeddings: they were computed with other weights."""

@@ -42,6 +42,7 @@ class NewRequest:
         embeds: a (tokens, hidden) tensor that replaces the first tokens' embeddings, or None.
         second_segment: the index of the first token of the second text of a pair; 0: there is none.
         items: the images of the prompt, in order.
+        num_encoded: see `Request.num_encoded`.
     """
 
     row: int
@@ -57,6 +58,7 @@ class NewRequest:
     embeds: Any = None
     second_segment: int = 0
     items: tuple[Item, ...] = ()
+    num_encoded: int = 0
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -75,7 +77,13 @@ class NewRequest:
             embeds=request.embeds,
             second_segment=0 if request.pooling is None else request.pooling.second_segment,
             items=request.items,
+            num_encoded=request.num_encoded,
         )
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        """The tokens of the prompt's text."""
+        return self.token_ids[self.num_encoded : self.num_prompt_tokens]
 
 
 @dataclass(slots=True)
@@ -180,6 +188,19 @@ class ExternalStep(NamedTuple):
     error: str = ""
 
 
+class EncodedPrefix(NamedTuple):
+    """The first positions of a request, which belong to an item that an encoder computes.
+
+    row: the request's row.
+    number: identifies the item's keys and values; see `Encode`.
+    first: the first position that is not in the request's blocks yet.
+    """
+
+    row: int
+    number: int
+    first: int
+
+
 @dataclass(slots=True)
 class StepPlan:
     """The plan of one step. `requests`, `rows`, `starts` and `counts` are parallel columns.
@@ -211,6 +232,8 @@ class StepPlan:
         forgotten: the numbers of embeddings that no later step uses; they are forgotten first.
         encodes: the items that are encoded next.
         item_uses: where the step uses embeddings of items.
+        prefixes: the keys and values of items that are written to the KV cache before the step
+            computes, and after blocks are loaded.
         num_tokens: the sum of `counts`.
         is_repeat: the requests and their order are those of the previous step, and each request
             computes the token that the previous step sampled for it.
@@ -238,6 +261,7 @@ class StepPlan:
     forgotten: list[int] = field(default_factory=list)
     encodes: list[Encode] = field(default_factory=list)
     item_uses: list[ItemUse] = field(default_factory=list)
+    prefixes: list[EncodedPrefix] = field(default_factory=list)
     num_tokens: int = 0
     is_repeat: bool = False
 

@@ -23,6 +23,9 @@ from shmllm.params.pooling import Pooling
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams
 
+ENCODED = -1
+"""What stands for a position that an encoder computes."""
+
 
 class RequestStatus(Enum):
     """
@@ -45,6 +48,7 @@ class Request:
         seed: the seed of its random draws.
         max_model_len: the largest number of prompt and output tokens together.
         eos_token_ids: the model's end-of-sequence tokens.
+        num_encoded: see the attribute.
 
     Attributes:
         number: the front end's number for it.
@@ -65,6 +69,9 @@ class Request:
         block_tables: its blocks in each group of layers; [] unless it is running.
         num_cached_blocks: how many blocks of each table were added to the prefix cache.
         items: the images of its prompt, in order.
+        num_encoded: how many positions before its text an encoder computes, of its only item; 0:
+            the model has no such positions. `token_ids` has ENCODED there, and the prompt includes
+            them.
         lora_id: identifies its adapter; 0: it has none.
         adapter: the runner's form of its adapter, from its admission on; None: it has none.
         drafting: what a drafter remembers of the request.
@@ -98,6 +105,7 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_draft_tokens",
+        "num_encoded",
         "num_preemptions",
         "num_prompt_tokens",
         "number",
@@ -123,15 +131,18 @@ class Request:
         seed: int,
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
+        num_encoded: int = 0,
     ) -> None:
         self.client = client
         self.number = submitted.number
-        self.token_ids = array("i", submitted.prompt_token_ids)
+        self.num_encoded = num_encoded
+        self.token_ids = array("i", [ENCODED]) * num_encoded
+        self.token_ids.extend(submitted.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.pooling = submitted.params if isinstance(submitted.params, Pooling) else None
         self.params = params = _sampling_params_of(submitted)
         self.seed = seed
-        room = max_model_len - self.num_prompt_tokens
+        room = max_model_len - len(submitted.prompt_token_ids)
         self.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         self.end_ids = frozenset(eos_token_ids)
         self.stop_ids = frozenset(params.stop_token_ids) | (
@@ -153,7 +164,7 @@ class Request:
         self.embeds = submitted.embeds
         self.items = submitted.items
         self.constraint: Constraint | None = None
-        self.next_prompt_logprob = 1
+        self.next_prompt_logprob = num_encoded + 1
         self.status = RequestStatus.WAITING
         self.row = 0
         self.num_computed_tokens = 0

@@ -323,9 +323,10 @@ class Scheduler:
                 self.fail(request, str(problem))
                 continue
             start = num_hit + num_loaded
-            count = self._batches.chunk(request.num_tokens - start, plan.num_tokens)
-            count = self.encoder_cache.cut(request, start, count, plan.step)
-            if not count or not self._kv_cache.admit(request, hit, start + count):
+            begin = max(start, request.num_encoded)
+            count = self._batches.chunk(request.num_tokens - begin, plan.num_tokens)
+            end = start + self.encoder_cache.cut(request, start, begin + count - start, plan.step)
+            if end <= begin or not self._kv_cache.admit(request, hit, end):
                 self._kv_cache.drop(hit)
                 break
             try:
@@ -336,28 +337,29 @@ class Scheduler:
                 continue
             self._waiting.pop(request)
             self._admit(plan, request, start, hit.num_shared_tokens + num_loaded)
-            self._plan_tokens(plan, request, count)
+            self._plan_tokens(plan, request, end - begin)
 
     def _admit(
         self, plan: StepPlan, request: Request, num_computed_tokens: int, num_elsewhere: int
     ) -> None:
         """Let a request run. Of its computed tokens, `num_elsewhere` are from outside of the own
-        cache."""
+        cache. An encoder computes what its prompt lacks before its text."""
         self._steady.end()
         request.row = self.rows.take(request.client)
         self.adapters.enter(request)
         request.status = RequestStatus.RUNNING
-        request.num_computed_tokens = num_computed_tokens
+        request.num_computed_tokens = max(num_computed_tokens, request.num_encoded)
         if self._is_by_priority:
             insort(self._running, request, key=sort_key)
         else:
             self._running.append(request)
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = request.num_computed_tokens
+            request.num_cached_tokens = max(num_computed_tokens - request.num_encoded, 0)
             request.scheduled_ns = monotonic_ns()
             is_shared = self._kv_cache.is_shared or self.connector.is_on
             self.stats.add_admitted(request, num_elsewhere if is_shared else None)
         self.observer.admitted(request)
+        self.encoder_cache.use_prefix(request, num_computed_tokens, plan)
         plan.new_requests.append(NewRequest.of(request))
 
     def _plan_tokens(

@@ -187,6 +187,7 @@ class EngineCore:
             seed=request.seed,
             max_model_len=self.info.max_model_len,
             eos_token_ids=self.info.eos_token_ids,
+            num_encoded=self.info.items.num_encoded,
         )
         if request.grammar:
             return self._grammars.add(scheduled, request.grammar)

@@ -22,7 +22,10 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
     is_generating = isinstance(params, SamplingParams)
     if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
         return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
-    if problem := _refusal_of_items(request.items, len(ids), info.items):
+    num_encoded = info.items.num_encoded
+    if num_encoded and [item.spans for item in request.items] != [((0, num_encoded),)]:
+        return f"the model needs one item, which has the {num_encoded:,} positions before the text"
+    if problem := _refusal_of_items(request.items, num_encoded + len(ids), info.items):
         return problem
     if not _are_known(ids, info):
         return f"a token id lies outside the vocabulary of {info.vocab_size:,}"

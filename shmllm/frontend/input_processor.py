@@ -180,6 +180,7 @@ class InputProcessor:
             names = names if len(names) > 1 else ["the prompt"] * len(names)
         parsed = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
         for name, item in zip(names, parsed, strict=True):
+            self._items.check_given(name, item.given)
             if item.given is not None:
                 self._prepare_items(name, item, truncation)
         tokenized = self._tokenize(names, parsed, min_room, truncation)
@@ -263,6 +264,8 @@ class InputProcessor:
     def _encode(
         self, texts: list[str], names: Sequence[str], parsed: list[ParsedPrompt], **cut: Any
     ) -> list[list[int]]:
+        if self._items.num_encoded:  # special tokens say what becomes of the item, and end no text
+            cut["add_special_tokens"] = False
         try:
             return self._tokenizer.encode_batch(texts, **cut)
         except RequestError:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.formats.text_files import read_text
-from shmllm.params.items import COUNTED, MODALITIES, MOST_ITEM_BYTES, Item, Modality
+from shmllm.params.items import COUNTED, MODALITIES, MOST_ITEM_BYTES, Item, Modality, Span
 
 if TYPE_CHECKING:
     from shmllm.frontend.items.prepared import PreparedItem, PreparedItems
@@ -93,12 +93,16 @@ class PromptItems:
         info: what the engine says of itself.
         options: the front end's options.
 
+    Attributes:
+        num_encoded: see `ItemInfo`.
+
     Raises:
         RequestError: a limit is not valid.
     """
 
     def __init__(self, info: EngineInfo, options: ItemOptions | None = None) -> None:
         self._info = info
+        self.num_encoded = info.items.num_encoded
         self.options = options or ItemOptions()
         self._most = {name: _limit_of(self.options.limits, name) for name in MODALITIES}
         self._nonce = os.urandom(16)
@@ -229,7 +233,10 @@ class PromptItems:
         return ReadyItem(modality, identity, self._cache.get(identity, missing))
 
     def expand_text(self, name: str, text: str, items: Sequence[ReadyItem]) -> str:
-        """A prompt's text with as many placeholders as the items have embeddings."""
+        """A prompt's text with as many placeholders as the items have embeddings. What an encoder
+        computes stands before the text, and has none."""
+        if self.num_encoded:
+            return text
         for modality, prepared in _prepared(items).items():
             text = self._processors[modality].expand_text(name, text, prepared)
         return text
@@ -242,6 +249,8 @@ class PromptItems:
         encode: Callable[[str], list[int]],
     ) -> list[int]:
         """The same of a prompt's token ids, unless they have so many already."""
+        if self.num_encoded:
+            return ids
         for modality, prepared in _prepared(items).items():
             ids = self._processors[modality].expand_ids(name, ids, prepared, encode)
         return ids
@@ -253,8 +262,10 @@ class PromptItems:
             RequestError: its placeholders are not those of its items.
         """
         self._check_sizes(name, items)
+        if self.num_encoded and len(items) > 1:
+            raise RequestError(f"{name} has {len(items)} items, and the model takes one")
         spans = {
-            modality: iter(self._processors[modality].runs(name, ids, prepared))
+            modality: iter(self._runs(name, modality, ids, prepared))
             for modality, prepared in _prepared(items).items()
         }
         found = [
@@ -269,6 +280,24 @@ class PromptItems:
             for each in items
         ]
         return tuple(sorted(found, key=lambda item: item.start))
+
+    def _runs(
+        self, name: str, modality: Modality, ids: Sequence[int], prepared: Sequence[PreparedItem]
+    ) -> Sequence[tuple[Span, ...]]:
+        """Of each item of a modality the positions of its embeddings."""
+        if self.num_encoded:
+            return [((0, self.num_encoded),)]
+        return self._processors[modality].runs(name, ids, prepared)
+
+    def check_given(self, name: str, given: GivenItems | None) -> None:
+        """Raises RequestError if a prompt has no item and the model needs one."""
+        if self.num_encoded and not given:
+            (modality,) = self._info.items.modalities
+            raise RequestError(
+                f"{name} has no {modality}, and the model's text is about one: pass "
+                f'{{"prompt": ..., "{DATA}": {{"{modality}": ...}}}}',
+                parameter=DATA,
+            )
 
     def _check_sizes(self, name: str, items: Iterable[ReadyItem]) -> None:
         most = self._info.items.most_embeds

@@ -59,9 +59,19 @@ class EmbedsPrompt(TypedDict, total=False):
     cache_salt: str
 
 
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | EmbedsPrompt | MultiModalPrompt
+class EncoderDecoderPrompt(TypedDict, total=False):
+    """A prompt of a model with an encoder: `encoder_prompt` has the item that it computes, and no
+    text, `decoder_prompt` is the text, or the token ids, that the output continues."""
+
+    encoder_prompt: MultiModalPrompt
+    decoder_prompt: str | Sequence[int] | TextPrompt | TokensPrompt | None
 
 
+DictPrompt = TextPrompt | TokensPrompt | EmbedsPrompt | MultiModalPrompt | EncoderDecoderPrompt
+Prompt = str | Sequence[int] | DictPrompt
+
+
+_ENCODER, _DECODER = "encoder_prompt", "decoder_prompt"
 _ITEM_KEYS = {"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"}
 
 
@@ -115,13 +125,33 @@ def parse_prompt(name: str, prompt: object) -> ParsedPrompt:
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None, "")
     if isinstance(prompt, Mapping):
-        return _parse_mapping(name, prompt)
+        return _parse_mapping(name, _joined(name, prompt) if _ENCODER in prompt else prompt)
     if _is_token_ids(prompt) or _is_empty_list(prompt):
         return ParsedPrompt(None, list(prompt), "")  # type: ignore[call-overload]
     raise RequestError(
         f"{name} must be a str, a list of token ids, or a dict with 'prompt' or "
         f"'prompt_token_ids', got {type(prompt).__name__}"
     )
+
+
+def _joined(name: str, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A prompt in two parts as one: the decoder's, with the items of the encoder's."""
+    unknown = prompt.keys() - {_ENCODER, _DECODER}
+    if unknown:
+        raise RequestError(
+            f"{name} has {_ENCODER!r} and the keys {sorted(map(str, unknown))}; beside it may be "
+            f"{_DECODER!r} only"
+        )
+    encoder, decoder = prompt[_ENCODER], prompt.get(_DECODER)
+    if not isinstance(encoder, Mapping) or encoder.keys() - {"prompt", *_ITEM_KEYS}:
+        raise RequestError(f"{name}: {_ENCODER!r} must be a dict with 'multi_modal_data'")
+    if encoder.get("prompt"):
+        raise RequestError(f"{name}: {_ENCODER!r} has a text, which no supported encoder reads")
+    if decoder is None or isinstance(decoder, str):
+        decoder = {"prompt": decoder or ""}
+    elif not isinstance(decoder, Mapping):
+        decoder = {"prompt_token_ids": decoder}
+    return {**decoder, **{key: encoder[key] for key in encoder.keys() & _ITEM_KEYS}}
 
 
 def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from shmllm.errors import EngineStartError
-from shmllm.models.audio.specs import AudioSpec
+from shmllm.models.audio.specs import AudioSpec, KeysTower
 from shmllm.models.both_ways import attend_both_ways
 from shmllm.models.config_file import (
     architecture_name,
@@ -24,6 +24,7 @@ from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.mixer_specs import (
     WITHIN_ITEMS,
     AttentionSpec,
+    Encoded,
     KVHeads,
     LatentAttentionSpec,
     MixerSpec,
@@ -161,7 +162,8 @@ class ModelConfig:
         assert own is not None, "it has a source"
         if source >= index or other is None or source in self.kv_sources:
             return "is no earlier layer with attention of its own"
-        is_same = (own.kv, own.window) == (other.kv, other.window)
+        reads_same = own.window == other.window or isinstance(own.ahead, Encoded)
+        is_same = own.kv == other.kv and reads_same
         return None if is_same else "has other heads or another window"
 
     @classmethod
@@ -211,6 +213,13 @@ class ModelConfig:
         return 0 if self.vision is None else self.vision.num_levels
 
     @property
+    def item_width(self) -> int:
+        """The width of the embeddings of items."""
+        if self.audio is not None and isinstance(self.audio.tower, KeysTower):
+            return self.audio.tower.embedding_width
+        return (1 + self.num_levels) * self.hidden_size
+
+    @property
     def patches_per_side(self) -> int:
         """How many patches of an image an embedding stands for in each direction, in models that
         rotate by positions on several axes; 0: the model sees no images, or rotates otherwise."""
@@ -234,7 +243,15 @@ class ModelConfig:
     @property
     def both_ways(self) -> bool:
         """Whether tokens of text attend to tokens behind them, so that a prompt is one step."""
-        return any(attention.ahead not in (0, WITHIN_ITEMS) for attention in self.attentions)
+        known = (each.ahead for each in self.attentions if not isinstance(each.ahead, Encoded))
+        return any(ahead not in (0, WITHIN_ITEMS) for ahead in known)
+
+    @property
+    def num_encoded(self) -> int:
+        """The number of a request's first positions whose keys and values an encoder computes of an
+        item; 0: the model is no encoder-decoder."""
+        aheads = (each.ahead for each in self.attentions)
+        return next((ahead.length for ahead in aheads if isinstance(ahead, Encoded)), 0)
 
     @property
     def own_tokens(self) -> range:

@@ -96,6 +96,10 @@ class Storage:
             part.fill_(factor)
         return every
 
+    def zeros(self, width: int) -> Tensor:
+        """Returns [width] zeros beside the weights, likewise."""
+        return self.allocate((0,), self.dtype).new_zeros(width)
+
     def zero(self) -> Tensor:
         """Returns [1] float32, a zero beside the weights, likewise."""
         return self.allocate((0,), torch.float32).new_zeros(1)
@@ -255,7 +259,11 @@ class Attention(AttentionHeads):
         if spec.gated:
             sizes["gate"] = spec.width
         self._parts = tuple(sizes)
-        self.qkv_proj = Linear(config.hidden_size, [*sizes.values()], spec.bias, storage)
+        lacks_some = spec.bias and not spec.key_bias
+        has_all = spec.bias and not lacks_some
+        self.qkv_proj = Linear(config.hidden_size, [*sizes.values()], has_all, storage)
+        if lacks_some:  # the part of the keys, which no checkpoint has, stays 0
+            self.qkv_proj.bias = storage.zeros(spec.in_width)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
         if spec.qk_norm is not None:
             per_head = spec.qk_norm == "head"
@@ -275,6 +283,8 @@ class Attention(AttentionHeads):
         prefix = f"{prefix}.self_attn"
         names = {part: f"{prefix}.{part}_proj" for part in self._parts}
         weights = self.qkv_proj.named_weights(*names.values())
+        if not self.spec.key_bias:
+            weights.pop(f"{names.get('k')}.bias", None)
         if self.spec.gated and not self.spec.gates_apart:
             weights |= self._with_gates(weights, names["q"], names["gate"])
         if self.spec.keys_are_values and self.spec.source is None:

@@ -34,7 +34,20 @@ WITHIN_ITEMS: Final = Reach.WITHIN_ITEMS
 """As far as the end of the item, say an image, that the token belongs to. A token of no item
 attends to none behind its own."""
 
-Ahead = int | Reach | None
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A token attends to the first positions of its request, which an encoder has computed, and to
+    no others: cross-attention.
+
+    Attributes:
+        length: the number of these positions.
+    """
+
+    length: int
+
+
+Ahead = int | Reach | Encoded | None
 
 
 class Growth(NamedTuple):
@@ -77,7 +90,7 @@ class AttentionSpec:
         window: the number of positions that a token attends to, its own included and those behind
             it not, or the chunk that they are in; None: its own and all before it.
         ahead: the number of positions behind its own that a token attends to; 0: none, the
-            attention is causal; None: all that the request has; or WITHIN_ITEMS.
+            attention is causal; None: all that the request has; or WITHIN_ITEMS; or `Encoded`.
         rope: the rotation of queries and keys; None: they are not rotated.
         scale: the factor of the scores.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
@@ -90,6 +103,7 @@ class AttentionSpec:
         clip: the bound of the numbers of queries, keys and values on both sides, before their norms
             and rotation; None: there is none.
         bias: whether the projections to queries, keys and values have a bias.
+        key_bias: whether that to keys has one, too.
         output_bias: whether the output projection has a bias.
         gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
             elements, before the output projection.
@@ -116,6 +130,7 @@ class AttentionSpec:
     growth: Growth | None = None
     clip: float | None = None
     bias: bool = False
+    key_bias: bool = True
     output_bias: bool = False
     gated: bool = False
     gates_apart: bool = False

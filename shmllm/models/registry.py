@@ -127,6 +127,7 @@ ARCHITECTURES: dict[str, str] = {
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "VaultGemmaForCausalLM": "vaultgemma",
+    "WhisperForConditionalGeneration": "whisper",
     "XLMRobertaModel": "roberta",
     "YoutuForCausalLM": "youtu",
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shmllm.models.audio.specs import AudioSpec, WhisperTower
-from shmllm.models.audio.whisper import Whisper
+from shmllm.models.audio.specs import AudioSpec, KeysTower, WhisperTower
+from shmllm.models.audio.whisper import Whisper, WhisperKeys
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.gemma3 import Gemma3
@@ -47,6 +47,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
     WhisperTower: Whisper,
+    KeysTower: WhisperKeys,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""
 

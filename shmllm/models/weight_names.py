@@ -19,6 +19,7 @@ RENAMED_PREFIXES = {
     "backbone.": "model.",
     "gpt_neox.": "model.",
     "embed_out.": "lm_head.",
+    "proj_out.": "lm_head.",
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
     **{
         f"{name}.": f"transformer.{name}."
@@ -51,6 +52,7 @@ TOWER_PREFIXES = {
     for outer in ("model.", "")
     for inner in inners
 } | {f"{outer}image_newline": "image_newline" for outer in ("model.", "")}
+TOWER_PREFIXES["model.encoder."] = "audio_tower."
 """The prefixes of the weights of towers, and what they stand for: files and the modules
 of transformers' versions have other ones."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmllm.core.plan import NewRequest, StepPlan
-from shmllm.models.mixer_specs import Ahead
+from shmllm.models.mixer_specs import Ahead, Encoded
 from shmllm.models.rope_config import NUM_AXES
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
@@ -99,6 +99,8 @@ class StepInputs:
         Args:
             ahead: see `AttentionSpec.ahead`.
         """
+        if isinstance(ahead, Encoded):
+            return np.full(len(self.positions), ahead.length)
         ends = np.repeat(self.context_lens, self.counts)
         if ahead is None:
             return ends
@@ -308,6 +310,12 @@ class InputBatch:
     def _slots(self, rows: LongArray, positions: LongArray) -> LongArray:
         blocks = self.block_tables[:, rows, positions // self.block_size].astype(np.int64)
         return blocks * self.block_size + positions % self.block_size
+
+    def slots_of(self, row: int, first: int, end: int) -> LongArray:
+        """Return (G, end - first) int64, the slots of positions of a row's request in each group of
+        layers."""
+        positions = np.arange(first, end)
+        return self._slots(np.full(len(positions), row), positions)
 
     def gather(self, plan: StepPlan) -> StepInputs:
         """Return the inputs of a step that another model computes of these requests."""

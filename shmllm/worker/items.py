@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
-from shmllm.core.plan import StepPlan
+from shmllm.core.plan import EncodedPrefix, StepPlan
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.worker.batch import StepInputs
 from shmllm.worker.item_encoders import Encoder, Send, make_encoder
@@ -45,6 +45,11 @@ class ItemEmbeds:
             (place.tokens, self._by_number[place.number][place.embeds])
             for place in item_places(plan, inputs.first_tokens)
         ]
+
+    def prefix(self, prefix: EncodedPrefix) -> Tensor:
+        """Return the keys and values of an encoded prefix that are to be written, [positions,
+        width]."""
+        return self._by_number[prefix.number][prefix.first :]
 
     @property
     def workspace_bytes(self) -> int:
@@ -83,7 +88,7 @@ def item_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
     if not model.towers:
         return 0
     most = item_info(config, model, loaded.max_model_len).most_embeds
-    kept = most * (1 + model.num_levels) * model.hidden_size * loaded.dtype.itemsize
+    kept = most * model.item_width * loaded.dtype.itemsize
     computed = []
     for spec in model.towers.values():
         if isinstance(spec, VisionSpec):

@@ -273,7 +273,7 @@ def make_info(
         num_parameters=sum(views[0].numel() for views in loaded.model.named_weights().values()),
         vocab_size=model.vocab_size,
         eos_token_ids=tuple(model.eos_token_ids),
-        max_model_len=size.max_model_len,
+        max_model_len=size.max_model_len - model.num_encoded,
         block_size=config.cache.block_size,
         num_blocks=size.num_blocks - 1,
         num_states=size.num_states - 1,
@@ -336,9 +336,11 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
     if not model.towers:
         return ItemInfo()
     vision, most = model.vision, config.scheduler.max_num_batched_tokens
+    num_encoded = model.num_encoded
     return ItemInfo(
         modalities=tuple(model.towers),
-        most_embeds=max(most, min(max_model_len, MOST_EMBEDS)),
+        most_embeds=num_encoded or max(most, min(max_model_len, MOST_EMBEDS)),
+        num_encoded=num_encoded,
         longest_span=vision.tile_embeddings if vision and vision.both_ways else 0,
         cache_bytes=config.client.item_cache_bytes,
     )
@@ -355,15 +357,17 @@ def _most_common_format(model: DecoderModel) -> str:
 
 
 def configured_length(load: LoadConfig, model: ModelConfig) -> int:
-    """Return the most tokens of a request that the options and the model allow."""
-    longest = model.max_position_embeddings
+    """Return the most tokens of a request that the options and the model allow, with the positions
+    that an encoder computes."""
+    num_encoded = model.num_encoded
+    longest = model.max_position_embeddings - num_encoded
     length = load.max_model_len or min(model.usual_length or longest, longest)
-    if length > model.max_position_embeddings:
+    if length > longest:
         raise EngineStartError(
-            f"max_model_len {length:,} exceeds the {model.max_position_embeddings:,} positions "
+            f"max_model_len {length:,} exceeds the {longest:,} positions "
             f"that the model was made for (max_position_embeddings in {load.directory})"
         )
-    return length
+    return num_encoded + length
 
 
 def _fill(

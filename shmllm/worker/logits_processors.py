@@ -134,6 +134,7 @@ class LogitsState:
         if self._trace.size:  # nothing else chooses the tokens
             params, forbidden, bad_words = SamplingParams(), (), ()
         self._num_prompt_tokens = request.num_prompt_tokens
+        self._num_encoded = request.num_encoded
         self._min_position = request.min_position
         self._forbidden = _inside(forbidden, vocab_size)
         known = tuple(word for word in bad_words if word[-1] < vocab_size)
@@ -215,7 +216,7 @@ class LogitsState:
             return
         if self.counts is None:
             # Only the repetition penalty counts the prompt.
-            of_prompt = token_ids[: self._num_prompt_tokens]
+            of_prompt = token_ids[self._num_encoded : self._num_prompt_tokens]
             self.counts = RequestTokenCounts(of_prompt if self.penalties[0] != 1 else ())
         known = self._num_prompt_tokens + len(self.counts.output_ids)
         self.counts.add(token_ids[known:].tolist())

@@ -277,7 +277,11 @@ def layer_rules(
             return ChunkedLocal(window.size)
         return SlidingWindow(window)
 
-    every = zip(model.layer_kv, model.layer_windows, model.layer_state_bytes, strict=True)
+    windows = list(model.layer_windows)
+    for layer, source in model.kv_sources.items():
+        if windows[layer] is None:
+            windows[source] = None  # it keeps what the layer that reads it reads
+    every = zip(model.layer_kv, windows, model.layer_state_bytes, strict=True)
     return [rules(*layer) for layer in every]
 
 

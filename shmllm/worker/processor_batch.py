@@ -41,7 +41,7 @@ class BatchRequest:
     @classmethod
     def of(cls, request: NewRequest) -> BatchRequest:
         length = request.num_prompt_tokens
-        prompt = None if request.embeds is not None else list(request.token_ids[:length])
+        prompt = None if request.embeds is not None else list(request.prompt_token_ids)
         return cls(request.row, request.params.clone(), length, prompt)
 
     def read_output(self, token_ids: IntArray, position: int) -> None:

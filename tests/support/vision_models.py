@@ -258,12 +258,12 @@ def draw_weights(model: torch.nn.Module, norms: float) -> None:
             parameter.normal_(mean if is_norm else 0.0, 0.2 if is_norm else 0.12)
 
 
-def tokenizer_with(marks_of_family: Sequence[str]) -> Tokenizer:
-    """Bytes, some newlines in one token, and the marks of a family."""
+def tokenizer_with(marks_of_family: Sequence[str], first_mark: int = FIRST_MARK) -> Tokenizer:
+    """Bytes, some newlines in one token, and the marks of a family from a token on."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     newline = "\u010a"
     names = [*letters, *(newline * count for count in (2, 3, 4))]
-    names += [f"<unused{number}>" for number in range(FIRST_MARK - len(names))]
+    names += [f"<unused{number}>" for number in range(first_mark - len(names))]
     merges = [(newline, newline), (newline * 2, newline), (newline * 2, newline * 2)]
     tokenizer = Tokenizer(models.BPE({text: i for i, text in enumerate(names)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import AudioSettings, read_audio_settings
 from shmllm.formats.processor_files import missing_settings
@@ -38,7 +40,7 @@ class AudioProcessor(ItemProcessor[Sound]):
         super().__init__(placeholder)
         placeholder.check_settings(settings)
         self._settings = settings
-        self._count = placeholder.count
+        self._count, self._fills = placeholder.count, placeholder.fills
 
     @classmethod
     def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> Self:
@@ -71,6 +73,8 @@ class AudioProcessor(ItemProcessor[Sound]):
         self, opened: Sound, overrides: Mapping[str, Any] = NO_OVERRIDES, name: str = "the sound"
     ) -> PreparedItem:
         samples = self._heard(opened, overrides, name)
+        if self._fills:
+            samples = np.pad(samples, (0, self._settings.most_samples - len(samples)))
         grid = (count_frames(len(samples), self._settings), 1, 1)
         count = self._count(grid)
         if not count:

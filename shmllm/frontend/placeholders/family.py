@@ -130,9 +130,11 @@ class AudioPlaceholder(Placeholder):
     Attributes:
         num_mels: the features of a frame that the model's tower takes.
         most_frames: the frames of the longest sound.
+        fills: whether a sound has so many, of which those behind its end are silent.
     """
 
     modality: ClassVar[Modality] = "audio"
+    fills: ClassVar[bool] = False
 
     num_mels: int
     most_frames: int

@@ -22,6 +22,7 @@ from shmllm.frontend.placeholders.qwen_vl import (
     QwenVideoPlaceholder,
     QwenVLPlaceholder,
 )
+from shmllm.frontend.placeholders.whisper import WhisperPlaceholder
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
@@ -38,6 +39,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
+    "WhisperForConditionalGeneration": (WhisperPlaceholder,),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
 }
 """One for each modality that the architecture takes."""

@@ -49,6 +49,36 @@ class WhisperTower:
         of_layer = 4 * self.inner + 3 * self.hidden_size
         return max(of_layer, 2 * 3 * self.num_mels + 8 * self.hidden_size)
 
+    def num_embeddings(self, frames: int) -> int:
+        """Returns how many embeddings a sound has."""
+        return num_positions(frames) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysTower(WhisperTower):
+    """The encoder of Whisper, and what each layer of a decoder reads of it: keys and values, which
+    are the embeddings of a sound. A sound fills all positions.
+
+    Attributes:
+        num_decoder_layers: the number of the decoder's layers.
+        kv_width: the width of the keys of a layer, and of the values.
+    """
+
+    num_decoder_layers: int = 1
+    kv_width: int = 1
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of an embedding: of the keys and values of all layers."""
+        return 2 * self.num_decoder_layers * self.kv_width
+
+    @property
+    def num_elements(self) -> int:
+        return super(KeysTower, self).num_elements + self.hidden_size * self.embedding_width
+
+    def num_embeddings(self, frames: int) -> int:
+        return self.num_positions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioSpec:
@@ -58,16 +88,17 @@ class AudioSpec:
     those of as many audio tokens.
 
     Attributes:
-        token: the token of whose embeddings a sound's take the place.
+        token: the token of whose embeddings a sound's take the place; None: none, as a decoder
+            attends to the sound.
         tower: what computes the embeddings.
     """
 
-    token: int
+    token: int | None
     tower: WhisperTower
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings a sound has."""
-        return num_positions(grid[0]) // 2
+        return self.tower.num_embeddings(grid[0])
 
     @property
     def most_frames(self) -> int:

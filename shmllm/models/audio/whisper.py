@@ -1,5 +1,4 @@
-"""The tower of Qwen 2 Audio: Whisper's encoder (Radford et al., 2022), means of pairs, a norm and a
-projection.
+"""Whisper's encoder (Radford et al., 2022): the tower of Qwen 2 Audio, and of Whisper itself.
 
 transformers pads every sound to the longest one and masks what is behind it. Here it is not there:
 the results are those of the positions that are not masked.
@@ -12,21 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.formats.audio_settings import FRAMES_BEHIND
-from shmllm.models.audio.specs import WhisperTower, num_positions
+from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Dense, Tower, attend
 from shmllm.models.vision.specs import Grid
 
-ENCODER, PROJECTOR = "audio_tower.", "multi_modal_projector."
+ENCODER, PROJECTOR, DECODER = "audio_tower.", "multi_modal_projector.", "model.decoder."
 _EPS = 1e-5
 _KERNEL = 3
 """The length of the convolutions, in frames."""
 
 
-class Whisper(Tower):
-    """See `specs.WhisperTower`."""
+class WhisperEncoder(Tower):
+    """The encoder, without what becomes of its results. See `specs.WhisperTower`."""
 
-    def __init__(self, spec: WhisperTower, hidden_size: int, storage: Storage) -> None:
+    def __init__(self, spec: WhisperTower, storage: Storage) -> None:
         super().__init__(storage)
         self._spec = spec
         width = spec.hidden_size
@@ -37,10 +36,10 @@ class Whisper(Tower):
             _Layer(spec, f"{ENCODER}layers.{layer}", self) for layer in range(spec.num_layers)
         ]
         self._norm = self.make_layer_norm(f"{ENCODER}layer_norm", width, _EPS)
-        self._project = self.make_dense(f"{PROJECTOR}linear", hidden_size, width)
 
-    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
-        """
+    def encode(self, inputs: Tensor, grid: Grid) -> Tensor:
+        """Returns what the layers compute of a sound, [positions, hidden_size].
+
         Args:
             inputs: [frames, num_mels]: those of the sound and FRAMES_BEHIND behind it, as far as
                 the longest sound has so many.
@@ -56,8 +55,49 @@ class Whisper(Tower):
         x = x + self._positions[:count]
         for layer in self._layers:
             x = layer(x)
-        pairs = x[: count // 2 * 2].unflatten(0, (-1, 2)).mean(1)
+        return x
+
+
+class Whisper(WhisperEncoder):
+    """The tower of Qwen 2 Audio: means of pairs of the encoder's results, a norm and a
+    projection."""
+
+    def __init__(self, spec: WhisperTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(spec, storage)
+        self._project = self.make_dense(f"{PROJECTOR}linear", hidden_size, spec.hidden_size)
+
+    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
+        """See `WhisperEncoder.encode`."""
+        x = self.encode(inputs, grid)
+        pairs = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).mean(1)
         return self._project(self._norm(pairs))
+
+
+class WhisperKeys(WhisperEncoder):
+    """What the layers of a decoder attend to: keys and values of the encoder's results. See
+    `specs.KeysTower`."""
+
+    def __init__(self, spec: KeysTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(spec, storage)
+        inputs, outputs = spec.hidden_size, spec.kv_width
+        self._projections = [
+            self.make_dense(_name_of_projection(layer, name), outputs, inputs, bias=name == "v")
+            for layer in range(spec.num_decoder_layers)
+            for name in "kv"
+        ]
+
+    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
+        """See `WhisperEncoder.encode`.
+
+        Returns:
+            [positions, embedding_width]: for each layer its keys, then its values.
+        """
+        x = self._norm(self.encode(inputs, grid))
+        return torch.cat([project(x) for project in self._projections], 1)
+
+
+def _name_of_projection(layer: int, name: str) -> str:
+    return f"{DECODER}layers.{layer}.encoder_attn.{name}_proj"
 
 
 class _Layer:

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
+from shmllm.core.plan import EncodedPrefix
 from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.tower import Tower
 from shmllm.worker.arena import Arena
-from shmllm.worker.batch import StepTables
+from shmllm.worker.batch import InputBatch, StepTables
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of, stored_as
+from shmllm.worker.cpu.encoded_prefixes import EncodedPrefixes
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.instructions import auto_dtype
 from shmllm.worker.cpu.lora import CpuLora
@@ -59,6 +62,7 @@ class CpuPart:
         lora: the adapters of a step, or None.
         program: computes steps.
         further: computes those of the layer that predicts a further token, or None.
+        prefixes: writes what an encoder computes to the KV cache, or None.
 
     Raises:
         EngineStartError: the model cannot be loaded or divided, or does not fit into the memory.
@@ -70,6 +74,7 @@ class CpuPart:
     lora: CpuLora | None
     program: Program
     further: CpuFurtherProgram | None = None
+    prefixes: EncodedPrefixes | None = None
 
     def __init__(
         self,
@@ -135,6 +140,10 @@ class CpuPart:
             self.lora,
             self._group,
         )
+        config = self.loaded.config
+        if config.num_encoded:
+            dtype = self.loaded.model.dtype
+            self.prefixes = EncodedPrefixes(config, dtype, self.cache, self._num_threads)
         if self._config.load.further_layers:
             self.further = self._make_further(batch)
 
@@ -170,6 +179,18 @@ class CpuPart:
             self._make_cache(size, HostArena(num_bytes, "the KV cache"))
         self.shared = CpuSharedCache(self.cache.buffers, arena, self._group, self._num_threads)
         self.pool.counts_shared = False  # what other engines have computed is none of its memory
+
+    def write_prefix(self, prefix: EncodedPrefix, embeds: Tensor, batch: InputBatch) -> None:
+        """Write what an encoder has computed to the KV cache.
+
+        Args:
+            prefix: where it goes.
+            embeds: the keys and values, see `EncodedPrefixes.write`.
+            batch: has the blocks of its row.
+        """
+        assert self.prefixes is not None, "the model has an encoder"
+        num_encoded = self.loaded.config.num_encoded
+        self.prefixes.write(embeds, batch.slots_of(prefix.row, prefix.first, num_encoded))
 
     def layers_by_name(self) -> dict[str, torch.Tensor]:
         """Return the blocks, [num_blocks, block_bytes] uint8, of each layer with keys and values of

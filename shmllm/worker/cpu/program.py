@@ -44,6 +44,11 @@ def check_model(
             "which the first stage has to have: lower pipeline_parallel_size, or pass "
             "language_model_only=True"
         )
+    if config.num_encoded and (config.stage.layers is not None or config.shard.size > 1):
+        raise EngineStartError(
+            f"{config.architecture} is an encoder-decoder, which one process computes: leave "
+            "tensor_parallel_size and pipeline_parallel_size out"
+        )
     if load.has_float8_cache:
         raise EngineStartError(
             f"kv_cache_dtype={load.kv_cache_dtype!r} is for a GPU: on a CPU pass 'int8', or "

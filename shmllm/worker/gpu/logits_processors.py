@@ -187,10 +187,10 @@ class TokenCounts:
         if not new_requests:
             return
         rows = np.array([request.row for request in new_requests], np.int64)
-        ids = [np.array(request.token_ids, np.int64) for request in new_requests]
-        prompts = [request.num_prompt_tokens for request in new_requests]
-        of_prompts = [own[:end] for own, end in zip(ids, prompts, strict=True)]
-        of_outputs = [own[end:] for own, end in zip(ids, prompts, strict=True)]
+        of_prompts = [np.array(each.prompt_token_ids, np.int64) for each in new_requests]
+        of_outputs = [
+            np.array(each.token_ids[each.num_prompt_tokens :], np.int64) for each in new_requests
+        ]
         (where,) = self._transfers.send(rows)
         self.table.index_fill_(0, where, 0)
         self.count_on_host(*_by_row(rows, of_prompts), is_prompt=True)
