@@ -213,6 +213,11 @@ class ModelConfig:
         return 0 if self.vision is None else self.vision.num_levels
 
     @property
+    def is_divided(self) -> bool:
+        """Whether other processes have parts of the model."""
+        return self.stage.layers is not None or self.shard.size > 1
+
+    @property
     def item_width(self) -> int:
         """The width of the embeddings of items."""
         if self.audio is not None and isinstance(self.audio.tower, KeysTower):

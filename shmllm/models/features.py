@@ -18,6 +18,7 @@ class Feature(Enum):
 
     LAYER_QK_NORM = "LayerNorm of queries and keys"
     TRANSPOSED = "matrices that checkpoints store transposed"
+    DIVIDED_ENCODER = "an encoder-decoder in several processes"
 
 
 _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
@@ -25,6 +26,7 @@ _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
         model.norm.kind == "layer" and any(each.qk_norm for each in model.attentions)
     ),
     Feature.TRANSPOSED: lambda model: model.transposed,
+    Feature.DIVIDED_ENCODER: lambda model: model.num_encoded > 0 and model.is_divided,
 }
 
 

@@ -188,7 +188,8 @@ def rope_and_write(
     """Computes the same as ``reference.rope_write.rope_and_write``, with float32 intermediates.
 
     Args:
-        query: [tokens, num_heads, dim], heads contiguous; may be the query part of ``heads``.
+        query: [tokens, num_heads, dim], heads contiguous; may be the query part of ``heads``, and
+            have no heads.
         key_cache: [blocks, block_size, num_kv_heads, dim], heads contiguous, any other strides;
             float8_e4m3fn or the dtype of ``heads``.
         value_cache: the same shape, strides and dtype.
@@ -222,7 +223,7 @@ def rope_and_write(
     if tokens == 0:
         return
     weights = weights_of(norms, (dim, dim), heads)
-    per_program = min(HEADS_PER_PROGRAM, next_power_of_two(num_heads))
+    per_program = min(HEADS_PER_PROGRAM, next_power_of_two(max(num_heads, num_kv_heads)))
     groups = triton.cdiv(num_heads, per_program) + 2 * triton.cdiv(num_kv_heads, per_program)
     _rope_write[(tokens, groups)](
         query,

@@ -25,7 +25,7 @@ from shmllm.worker.group import Alone, Group, Kind
 from shmllm.worker.loaded_runner import Observe
 from shmllm_kernels.cpu import KernelProgram
 
-UNSUPPORTED = {Feature.LAYER_QK_NORM}
+UNSUPPORTED = {Feature.LAYER_QK_NORM, Feature.DIVIDED_ENCODER}
 """What the kernels cannot compute."""
 NOT_QUANTIZED = {Feature.TRANSPOSED}
 """What cannot be quantized while it is loaded."""
@@ -43,11 +43,6 @@ def check_model(
             f"images of {config.architecture} reach into its first {config.num_levels} layers, "
             "which the first stage has to have: lower pipeline_parallel_size, or pass "
             "language_model_only=True"
-        )
-    if config.num_encoded and (config.stage.layers is not None or config.shard.size > 1):
-        raise EngineStartError(
-            f"{config.architecture} is an encoder-decoder, which one process computes: leave "
-            "tensor_parallel_size and pipeline_parallel_size out"
         )
     if load.has_float8_cache:
         raise EngineStartError(

@@ -6,17 +6,21 @@ A process that is no rank of a group computes the whole model.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.core.plan import EncodedPrefix
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
 from shmllm.worker.gpu.capture import CaptureReport
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_resources import DraftProgram
+from shmllm.worker.gpu.encoded_prefixes import EncodedPrefixes
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.kv_dtype import unused_scales
@@ -24,6 +28,7 @@ from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.shared_cache import GpuSharedCache, staged_bytes
 from shmllm.worker.gpu.step_resources import StepResources
+from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.items import item_bytes
 from shmllm.worker.loading import LoadedModel, Progress, load_model
 from shmllm.worker.memory import CacheSize
@@ -55,6 +60,7 @@ class GpuPart:
         cache: the KV cache.
         shared: the blocks that engines share, or None.
         program: computes steps.
+        prefixes: writes what an encoder computes to the KV cache, or None.
         drafting: computes those of a model that drafts, or None.
         captured: the cost of its graphs.
 
@@ -69,6 +75,7 @@ class GpuPart:
     cache: GpuKVCache
     shared: GpuSharedCache | None = None
     program: Program
+    prefixes: EncodedPrefixes | None = None
     drafting: DraftProgram | None = None
     captured: CaptureReport
 
@@ -142,12 +149,27 @@ class GpuPart:
             memory = self.staging.allocate((self.staging.num_bytes,), torch.uint8)
             self.shared = GpuSharedCache(self.cache.sections, memory, self.device)
         self.program = self.resources.make_program(self.cache, self.dispatcher)
+        if loaded.config.num_encoded:
+            transfers = Transfers(self.device)
+            self.prefixes = EncodedPrefixes(loaded.config, self.cache, transfers)
         drafts = self.resources.drafts
         with torch.inference_mode():
             self.captured = self.program.capture(on_capture)
             if drafts is not None:
                 self.drafting = drafts.make_program(self.cache)
                 self.captured += self.drafting.capture()
+
+    def write_prefix(self, prefix: EncodedPrefix, embeds: Tensor, batch: InputBatch) -> None:
+        """Launch the writing of what an encoder has computed to the KV cache.
+
+        Args:
+            prefix: where it goes.
+            embeds: the keys and values, see `EncodedPrefixes.write`.
+            batch: has the blocks of its row.
+        """
+        assert self.prefixes is not None, "the model has an encoder"
+        num_encoded = self.loaded.config.num_encoded
+        self.prefixes.write(embeds, batch.slots_of(prefix.row, prefix.first, num_encoded))
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Launch the copies of blocks of states, each from one to another."""

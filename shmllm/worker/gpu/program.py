@@ -42,7 +42,7 @@ from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.latent_attention import MAX_RANK
 from shmllm_kernels.gpu.many_rows import LEAST_ROWS
 
-UNSUPPORTED = {Feature.LAYER_QK_NORM}
+UNSUPPORTED = {Feature.LAYER_QK_NORM, Feature.DIVIDED_ENCODER}
 """What the kernels cannot compute."""
 
 
