@@ -15,7 +15,7 @@ from support.one_thread import one_thread
 from support.vision_models import draw_weights, tokenizer_with
 
 RATE = 16000
-SECONDS = 2
+SECONDS = 1
 """The longest sound."""
 NUM_MELS = 16
 MARKS = (
@@ -48,7 +48,7 @@ def make_whisper(directory: Path, **fields: Any) -> Any:
         "decoder_ffn_dim": 64,
         "num_mel_bins": NUM_MELS,
         "max_source_positions": 50 * SECONDS,
-        "max_target_positions": 64,
+        "max_target_positions": 48,
         "decoder_start_token_id": ids["<|startoftranscript|>"],
         "bos_token_id": end,
         "eos_token_id": end,
@@ -94,6 +94,15 @@ def make_whisper(directory: Path, **fields: Any) -> Any:
     return model
 
 
+def make_sound(seconds: float, seed: int) -> npt.NDArray[np.float32]:
+    """A tone that rises and falls, and noise."""
+    times = np.arange(int(RATE * seconds)) / RATE
+    tone = np.sin(2 * np.pi * (300 + 400 * seed) * times * (1 + times))
+    noise = np.random.default_rng(seed).normal(0, 0.02, len(times))
+    sound: npt.NDArray[np.float32] = (tone * np.abs(np.sin(5 * times)) + noise) / 2
+    return sound.astype(np.float32)
+
+
 def features(sounds: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
     """What transformers' model takes for sounds with RATE samples a second."""
     extractor = transformers.WhisperFeatureExtractor(feature_size=NUM_MELS, chunk_length=SECONDS)
@@ -106,12 +115,18 @@ def features(sounds: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
 @one_thread()
 @torch.inference_mode()
 def reference_tokens(
-    model: Any, prompt_ids: Sequence[int], sound: npt.NDArray[np.float32], max_new_tokens: int = 12
+    model: Any,
+    prompt_ids: Sequence[int],
+    sound: npt.NDArray[np.float32],
+    max_new_tokens: int = 12,
+    penalty: float = 1.0,
 ) -> list[int]:
     """transformers' most likely tokens, one after the other; nothing but their number ends them."""
     ids = list(prompt_ids)
+    penalise = transformers.RepetitionPenaltyLogitsProcessor(penalty)
     encoded = model.get_encoder()(features([sound]))
     for _ in range(max_new_tokens):
-        logits = model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([ids])).logits
-        ids.append(int(logits[0, -1].argmax()))
+        known = torch.tensor([ids])
+        logits = model(encoder_outputs=encoded, decoder_input_ids=known).logits[:, -1]
+        ids.append(int(penalise(known, logits).argmax()))
     return ids[len(prompt_ids) :]

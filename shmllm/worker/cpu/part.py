@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
-from shmllm.core.plan import EncodedPrefix
+from shmllm.core.plan import StepPlan
 from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.tower import Tower
@@ -37,6 +36,7 @@ from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.group import Group
+from shmllm.worker.items import ItemEmbeds
 from shmllm.worker.loading import LoadedModel, Progress, load_model
 from shmllm.worker.memory import CacheShape, CacheSize
 
@@ -180,17 +180,18 @@ class CpuPart:
         self.shared = CpuSharedCache(self.cache.buffers, arena, self._group, self._num_threads)
         self.pool.counts_shared = False  # what other engines have computed is none of its memory
 
-    def write_prefix(self, prefix: EncodedPrefix, embeds: Tensor, batch: InputBatch) -> None:
-        """Write what an encoder has computed to the KV cache.
+    def write_prefixes(self, plan: StepPlan, items: ItemEmbeds, batch: InputBatch) -> None:
+        """Write what an encoder has computed of a step's items to the KV cache.
 
         Args:
-            prefix: where it goes.
-            embeds: the keys and values, see `EncodedPrefixes.write`.
-            batch: has the blocks of its row.
+            plan: says of which rows.
+            items: have the keys and values.
+            batch: has the blocks of the rows.
         """
-        assert self.prefixes is not None, "the model has an encoder"
-        num_encoded = self.loaded.config.num_encoded
-        self.prefixes.write(embeds, batch.slots_of(prefix.row, prefix.first, num_encoded))
+        for prefix in plan.prefixes:
+            assert self.prefixes is not None, "the model has an encoder"
+            slots = batch.slots_of(prefix.row, prefix.first, self.loaded.config.num_encoded)
+            self.prefixes.write(items.prefix(prefix), slots)
 
     def layers_by_name(self) -> dict[str, torch.Tensor]:
         """Return the blocks, [num_blocks, block_bytes] uint8, of each layer with keys and values of

@@ -6,11 +6,10 @@ A process that is no rank of a group computes the whole model.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
-from shmllm.core.plan import EncodedPrefix
+from shmllm.core.plan import StepPlan
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import InputBatch
@@ -29,7 +28,7 @@ from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.shared_cache import GpuSharedCache, staged_bytes
 from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.gpu.transfers import Transfers
-from shmllm.worker.items import item_bytes
+from shmllm.worker.items import ItemEmbeds, item_bytes
 from shmllm.worker.loading import LoadedModel, Progress, load_model
 from shmllm.worker.memory import CacheSize
 from shmllm_kernels.gpu.cache_keys import fix_cache_keys
@@ -159,17 +158,18 @@ class GpuPart:
                 self.drafting = drafts.make_program(self.cache)
                 self.captured += self.drafting.capture()
 
-    def write_prefix(self, prefix: EncodedPrefix, embeds: Tensor, batch: InputBatch) -> None:
-        """Launch the writing of what an encoder has computed to the KV cache.
+    def write_prefixes(self, plan: StepPlan, items: ItemEmbeds, batch: InputBatch) -> None:
+        """Launch the writing of what an encoder has computed of a step's items to the KV cache.
 
         Args:
-            prefix: where it goes.
-            embeds: the keys and values, see `EncodedPrefixes.write`.
-            batch: has the blocks of its row.
+            plan: says of which rows.
+            items: have the keys and values.
+            batch: has the blocks of the rows.
         """
-        assert self.prefixes is not None, "the model has an encoder"
-        num_encoded = self.loaded.config.num_encoded
-        self.prefixes.write(embeds, batch.slots_of(prefix.row, prefix.first, num_encoded))
+        for prefix in plan.prefixes:
+            assert self.prefixes is not None, "the model has an encoder"
+            slots = batch.slots_of(prefix.row, prefix.first, self.loaded.config.num_encoded)
+            self.prefixes.write(items.prefix(prefix), slots)
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Launch the copies of blocks of states, each from one to another."""

@@ -305,8 +305,7 @@ class GpuRunner(LoadedRunner):
         self._prompt_embeds.update(plan)
         embeds = self._prompt_embeds.find(inputs.token_ids, inputs)
         self.items.update(plan)
-        for prefix in plan.prefixes:
-            self._part.write_prefix(prefix, self.items.prefix(prefix), self.batch)
+        self._part.write_prefixes(plan, self.items, self.batch)
         found = self.items.find(plan, inputs)
         for tokens, _ in found:
             inputs.token_ids[tokens] = EMBEDDED

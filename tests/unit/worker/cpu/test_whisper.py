@@ -1,0 +1,17 @@
+"""Whisper in a whole engine on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from conformance.gpu_whisper import WhisperConformance, subject
+
+__all__ = ["subject"]
+
+
+@pytest.fixture
+def gpu_device() -> None:
+    """No device: the CPU computes."""
+
+
+class TestWhisper(WhisperConformance):
+    pass
