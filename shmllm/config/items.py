@@ -15,8 +15,9 @@ class ItemInfo:
         most_embeds: the most embeddings of one item.
         longest_span: the most embeddings in a row that one step has to compute, because each is
             attended to by those before it; 0: a step may divide all.
-        num_encoded: how many positions before the text of a prompt an encoder computes of its item,
-            without which there is no prompt; 0: the model is no encoder-decoder.
+        num_encoded: how many positions are before the text of a prompt, for what an encoder
+            computes of its item, without which there is no prompt; 0: the model is no
+            encoder-decoder.
         cache_bytes: the most bytes of prepared items that a front end keeps, and the engine for
             it.
     """

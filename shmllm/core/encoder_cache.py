@@ -125,7 +125,7 @@ class EncoderCache:
             start: the first position that its blocks do not have yet.
             plan: gets what the runner encodes, forgets and writes.
         """
-        if start < request.num_encoded:
+        if request.num_encoded and start < request.items[0].end:
             (number,) = self._numbers(request.items, plan)
             plan.prefixes.append(EncodedPrefix(request.row, number, start))
 

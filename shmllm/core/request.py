@@ -69,9 +69,9 @@ class Request:
         block_tables: its blocks in each group of layers; [] unless it is running.
         num_cached_blocks: how many blocks of each table were added to the prefix cache.
         items: the images of its prompt, in order.
-        num_encoded: how many positions before its text an encoder computes, of its only item; 0:
-            the model has no such positions. `token_ids` has ENCODED there, and the prompt includes
-            them.
+        num_encoded: how many positions are before its text, of which an encoder computes those of
+            its only item; 0: the model has no such positions. `token_ids` has ENCODED there, and
+            the prompt includes them.
         lora_id: identifies its adapter; 0: it has none.
         adapter: the runner's form of its adapter, from its admission on; None: it has none.
         drafting: what a drafter remembers of the request.

@@ -23,8 +23,8 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
     if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
         return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
     num_encoded = info.items.num_encoded
-    if num_encoded and [item.spans for item in request.items] != [((0, num_encoded),)]:
-        return f"the model needs one item, which has the {num_encoded:,} positions before the text"
+    if num_encoded and [item.spans for item in request.items] != [((0, info.items.most_embeds),)]:
+        return f"the model needs one item, with the first {info.items.most_embeds:,} positions"
     if problem := _refusal_of_items(request.items, num_encoded + len(ids), info.items):
         return problem
     if not _are_known(ids, info):

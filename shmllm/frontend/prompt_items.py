@@ -286,7 +286,7 @@ class PromptItems:
     ) -> Sequence[tuple[Span, ...]]:
         """Of each item of a modality the positions of its embeddings."""
         if self.num_encoded:
-            return [((0, self.num_encoded),)]
+            return [((0, each.num_tokens),) for each in prepared]
         return self._processors[modality].runs(name, ids, prepared)
 
     def check_given(self, name: str, given: GivenItems | None) -> None:

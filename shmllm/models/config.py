@@ -253,10 +253,10 @@ class ModelConfig:
 
     @property
     def num_encoded(self) -> int:
-        """The number of a request's first positions whose keys and values an encoder computes of an
-        item; 0: the model is no encoder-decoder."""
+        """The number of a request's positions before its text, the first of which have keys and
+        values that an encoder computes of an item; 0: the model is no encoder-decoder."""
         aheads = (each.ahead for each in self.attentions)
-        return next((ahead.length for ahead in aheads if isinstance(ahead, Encoded)), 0)
+        return next((ahead.text_begins for ahead in aheads if isinstance(ahead, Encoded)), 0)
 
     @property
     def own_tokens(self) -> range:

@@ -42,9 +42,11 @@ class Encoded:
 
     Attributes:
         length: the number of these positions.
+        text_begins: the position of the first token of the text.
     """
 
     length: int
+    text_begins: int
 
 
 Ahead = int | Reach | Encoded | None

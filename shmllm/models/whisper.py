@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _DEFAULTS: dict[str, Any] = {"vocab_size": 51865}
 _NORM_EPS = 1e-5
+_ROUNDED = 128
+"""The text begins at a multiple of this many positions. So a block of the KV cache has no positions of
+both, and those of the encoder are found whatever the text is."""
 _SELF, _CROSS = "self_attn", "encoder_attn"
 _NAMES = {
     "model.": "model.decoder.",
@@ -52,10 +55,13 @@ def configure(fields: Fields) -> ModelConfig:
     tower = read_whisper(fields, KeysTower, num_layers=4, num_heads=6, inner=1536, num_mels=80)
     num_layers = fields.integer("decoder_layers", 4, maximum=MOST_LAYERS)
     tower = replace(tower, num_decoder_layers=num_layers, kv_width=width)
-    num_encoded, num_positions = tower.num_positions, fields.integer("max_target_positions", 448)
+    num_positions = fields.integer("max_target_positions", 448)
+    encoded = Encoded(tower.num_positions, -(-tower.num_positions // _ROUNDED) * _ROUNDED)
+    num_encoded = encoded.text_begins
     if num_positions > num_encoded:
         raise fields.error(
-            f"max_target_positions {num_positions} exceeds max_source_positions {num_encoded}"
+            f"max_target_positions {num_positions} exceeds max_source_positions "
+            f"{tower.num_positions}"
         )
     own_attention = read_attention(fields, bias=True, output_bias=True)
     own_attention = replace(own_attention, key_bias=False, window=Chunk(num_encoded))
@@ -65,7 +71,7 @@ def configure(fields: Fields) -> ModelConfig:
         gated=False,
         bias=True,
     )
-    pairs = (_layers(own_attention, mlp, num_encoded, index) for index in range(num_layers))
+    pairs = (_layers(own_attention, mlp, encoded, index) for index in range(num_layers))
     layers = [layer for pair in pairs for layer in pair]
     model = read_model(fields, layers, num_encoded + num_positions, tied=True)
     return replace(
@@ -78,10 +84,10 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def _layers(
-    own: AttentionSpec, mlp: MLPSpec, num_encoded: int, index: int
+    own: AttentionSpec, mlp: MLPSpec, encoded: Encoded, index: int
 ) -> tuple[LayerSpec, LayerSpec]:
     """Returns the two layers that one of the checkpoint's is."""
-    cross = replace(own, window=None, ahead=Encoded(num_encoded), source=2 * index)
+    cross = replace(own, window=None, ahead=encoded, source=2 * index)
     return (
         LayerSpec(mixer=own, mlp=None, norms=LayerNorms(before_mixer=f"{_SELF}_layer_norm")),
         LayerSpec(

@@ -14,14 +14,16 @@ import torch
 
 from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.graphs import GraphConfig
+from shmllm.config.load import LoadConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.plugins.connectors import load_connector_class
 from shmllm.plugins.entry_points import load_general_plugins, search_also
 from shmllm.shared_kv.disk_folder import check_directory
+from shmllm.worker import transcription
 from shmllm.worker.load_processors import load_processor_classes
 from shmllm.worker.loaded_runner import LoadedRunner
-from shmllm.worker.loading import Progress, fit_to_model
+from shmllm.worker.loading import Progress, fit_to_model, model_config
 
 
 def make_runner(
@@ -40,7 +42,8 @@ def make_runner(
     """
     search_also(config.plugins.search_path)
     problems = list(load_general_plugins())
-    classes, unused = load_processor_classes(config.plugins.logits_processors or ())
+    names = (*(config.plugins.logits_processors or ()), *_own_processors(config.load))
+    classes, unused = load_processor_classes(names)
     if config.plugins.kv_connector:
         load_connector_class(config.plugins.kv_connector)  # here, as weights take longer to read
     named = replace(config.plugins, logits_processors=tuple(classes))
@@ -56,6 +59,12 @@ def make_runner(
     warnings = (*runner.info.warnings, *problems, *unused)
     runner.info = replace(runner.info, logits_processors=tuple(classes), warnings=warnings)
     return runner
+
+
+def _own_processors(load: LoadConfig) -> tuple[str, ...]:
+    """Return the names of the logits processors that a model has without being asked."""
+    is_ours = load.model_impl != "transformers"
+    return (transcription.NAME,) if is_ours and model_config(load).num_encoded else ()
 
 
 def _make_runner(

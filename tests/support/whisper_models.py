@@ -99,8 +99,8 @@ def make_sound(seconds: float, seed: int) -> npt.NDArray[np.float32]:
     times = np.arange(int(RATE * seconds)) / RATE
     tone = np.sin(2 * np.pi * (300 + 400 * seed) * times * (1 + times))
     noise = np.random.default_rng(seed).normal(0, 0.02, len(times))
-    sound: npt.NDArray[np.float32] = (tone * np.abs(np.sin(5 * times)) + noise) / 2
-    return sound.astype(np.float32)
+    sound: npt.NDArray[np.float32] = (tone * np.abs(np.sin(5 * times)) + noise).astype(np.float32)
+    return sound
 
 
 def features(sounds: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:

@@ -190,8 +190,9 @@ class CpuPart:
         """
         for prefix in plan.prefixes:
             assert self.prefixes is not None, "the model has an encoder"
-            slots = batch.slots_of(prefix.row, prefix.first, self.loaded.config.num_encoded)
-            self.prefixes.write(items.prefix(prefix), slots)
+            embeds = items.prefix(prefix)
+            end = prefix.first + len(embeds)
+            self.prefixes.write(embeds, batch.slots_of(prefix.row, prefix.first, end))
 
     def layers_by_name(self) -> dict[str, torch.Tensor]:
         """Return the blocks, [num_blocks, block_bytes] uint8, of each layer with keys and values of

@@ -168,8 +168,9 @@ class GpuPart:
         """
         for prefix in plan.prefixes:
             assert self.prefixes is not None, "the model has an encoder"
-            slots = batch.slots_of(prefix.row, prefix.first, self.loaded.config.num_encoded)
-            self.prefixes.write(items.prefix(prefix), slots)
+            embeds = items.prefix(prefix)
+            end = prefix.first + len(embeds)
+            self.prefixes.write(embeds, batch.slots_of(prefix.row, prefix.first, end))
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Launch the copies of blocks of states, each from one to another."""
