@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DEFAULTS: dict[str, Any] = {"vocab_size": 51865}
 _NORM_EPS = 1e-5
 _ROUNDED = 128
-"""The text begins at a multiple of this many positions. So a block of the KV cache has no positions of
+"""The text begins at a multiple of this many positions. So a block of the KV cache has none of
 both, and those of the encoder are found whatever the text is."""
 _SELF, _CROSS = "self_attn", "encoder_attn"
 _NAMES = {

@@ -50,10 +50,15 @@ class Rules:
             return None
         if not isinstance(given, dict) or given.keys() - cls.__slots__:
             raise ValueError(f"extra_args[{ARGUMENT!r}] has the fields {sorted(cls.__slots__)}")
-        lists = {name: tuple(given.get(name, ())) for name in ("suppress", "suppress_first")}
-        numbers = {name: given.get(name) for name in ("timestamps", "latest_first")}
-        rules = cls(**lists, **numbers, end=given.get("end", 0))
-        ids = (*rules.suppress, *rules.suppress_first, rules.end, *numbers.values())
+        rules = cls(
+            suppress=tuple(given.get("suppress", ())),
+            suppress_first=tuple(given.get("suppress_first", ())),
+            timestamps=given.get("timestamps"),
+            latest_first=given.get("latest_first"),
+            end=given.get("end", 0),
+        )
+        lists = (*rules.suppress, *rules.suppress_first)
+        ids = (*lists, rules.timestamps, rules.latest_first, rules.end)
         if not all(each is None or (type(each) is int and each >= 0) for each in ids):
             raise ValueError(f"extra_args[{ARGUMENT!r}] consists of token ids")
         return rules
