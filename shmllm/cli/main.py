@@ -27,6 +27,7 @@ from shmllm.cli.score import score
 from shmllm.cli.streams import drop_unwritten, replace_streams
 from shmllm.cli.top import top
 from shmllm.cli.trace import trace
+from shmllm.cli.transcribe import transcribe
 from shmllm.errors import EngineDeadError, EnginePausedError, ShmLLMError
 from shmllm.version import __version__
 
@@ -58,6 +59,7 @@ cli.add_command(plugins)
 cli.add_command(quantize)
 cli.add_command(top)
 cli.add_command(trace)
+cli.add_command(transcribe)
 
 
 def main() -> None:

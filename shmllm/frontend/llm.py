@@ -33,6 +33,7 @@ from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.stat_loggers import StatLoggers, make_loggers
 from shmllm.frontend.streaming import OnError, stream
+from shmllm.frontend.transcription.calls import TranscriptionCalls
 from shmllm.frontend.weight_push import WeightPush
 from shmllm.frontend.weight_transfer import WeightTransfer
 from shmllm.outputs.beam_search import BeamSearchOutput
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @takes_llm_options
-class LLM(EngineControls, PoolingCalls):
+class LLM(EngineControls, PoolingCalls, TranscriptionCalls):
     """A model and the engine process that runs it.
 
     Args:

@@ -135,6 +135,21 @@ class PromptItems:
         self._check_taken(modality)
         return self._processors[modality].mark
 
+    def open(self, modality: Modality, name: str, value: Any) -> Any:
+        """Decode an item as the model needs it, such as a `Sound` with the model's rate.
+
+        Raises:
+            RequestError: the model takes none, or it cannot be decoded.
+        """
+        self._check_taken(modality)
+        return self._processors[modality].open(name, value)
+
+    @property
+    def most_seconds(self) -> int:
+        """The length of the longest sound, of a model that hears."""
+        found: int = getattr(self._processors["audio"], "most_seconds")  # noqa: B009
+        return found
+
     @cached_property
     def _cache(self) -> PreparedItems:
         from shmllm.frontend.items.prepared import PreparedItems

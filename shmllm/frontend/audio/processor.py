@@ -50,6 +50,11 @@ class AudioProcessor(ItemProcessor[Sound]):
         return cls(settings, placeholder)
 
     @property
+    def most_seconds(self) -> int:
+        """The length of the longest sound."""
+        return self._settings.most_seconds
+
+    @property
     def known_overrides(self) -> frozenset[str]:
         return frozenset({_TRUNCATION})
 

@@ -1,0 +1,179 @@
+"""Runs `shmllm transcribe`: where transcripts are written, and in which form."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shmllm.cli.outcome import EXIT_ENGINE_ENDED
+from shmllm.cli.session import CommandSession
+
+if TYPE_CHECKING:
+    from shmllm.outputs.transcription import Transcript
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a transcript goes.
+
+    Attributes:
+        source: the path of the sound.
+        path: the path of the transcript; None: stdout.
+        form: one of `transcribe.FORMATS`.
+        is_one: whether there are no others.
+    """
+
+    source: str
+    path: Path | None
+    form: str
+    is_one: bool
+
+
+def make_targets(
+    files: Sequence[str], target: str | None, form: str | None, overwrite: bool
+) -> list[Target]:
+    """Where the transcripts of files go.
+
+    Args:
+        files: the paths of the sounds.
+        target: the option --output.
+        form: the option --format.
+        overwrite: whether files may exist.
+
+    Raises:
+        click.UsageError: a sound does not exist, or a transcript cannot be written.
+    """
+    from shmllm.cli.transcribe import FORMATS
+
+    for file in files:
+        if not os.path.isfile(file):
+            raise click.UsageError(f"there is no file {file}")
+    is_one = len(files) == 1
+    if target is None:
+        return [Target(file, None, form or FORMATS[0], is_one) for file in files]
+    if is_one and not os.path.isdir(target):
+        ending = Path(target).suffix.removeprefix(".")
+        if form is None and ending not in FORMATS:
+            known = ", ".join(f".{each}" for each in FORMATS)
+            raise click.UsageError(f"{target}: name it with an ending ({known}), or pass --format")
+        found = [Target(files[0], Path(target), form or ending, is_one)]
+    else:
+        form = form or FORMATS[0]
+        names = [f"{Path(file).stem}.{form}" for file in files]
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise click.UsageError(f"two files would be {Path(target) / twice[0]}: rename one")
+        pairs = zip(files, names, strict=True)
+        found = [Target(file, Path(target) / name, form, is_one) for file, name in pairs]
+    for each in found:
+        _check(each, overwrite)
+    return found
+
+
+def _check(target: Target, overwrite: bool) -> None:
+    assert target.path is not None, "it is a file"
+    if target.path.exists() and target.path.samefile(target.source):
+        raise click.UsageError(f"{target.path} is the sound itself")
+    if target.path.exists() and not overwrite:
+        raise click.UsageError(f"{target.path} exists: pass --overwrite, or another --output")
+    try:
+        target.path.parent.mkdir(exist_ok=True)
+    except OSError as problem:
+        raise click.UsageError(f"{target.path.parent}: {problem.strerror}") from problem
+
+
+def run_transcription(
+    targets: Sequence[Target], asked: Mapping[str, Any], session: CommandSession
+) -> int:
+    """Transcribes sounds and writes the transcripts; returns the exit code.
+
+    Args:
+        targets: the sounds, and where their transcripts go.
+        asked: the arguments of `LLM.transcribe`.
+        session: starts the engine or attaches to it.
+    """
+    with session.open() as llm:
+        session.describe_engine(llm)
+        found = llm.transcribe([target.source for target in targets], **asked)
+    for target, transcript in zip(targets, found, strict=True):
+        _write(target, transcript)
+        if transcript.error is not None:
+            click.echo(f"shmllm: {target.source}: {transcript.error}: parts are missing", err=True)
+    is_whole = all(transcript.error is None for transcript in found)
+    return 0 if is_whole else EXIT_ENGINE_ENDED
+
+
+def _write(target: Target, transcript: Transcript) -> None:
+    text = WRITERS[target.form](transcript, target.source)
+    if target.path is not None:
+        target.path.write_text(text, encoding="utf-8")
+        click.echo(f"shmllm: {target.path}", err=True)
+        return
+    if not target.is_one and target.form != "json":
+        click.echo(f"{target.source}:")
+    click.echo(text, nl=False)
+
+
+def as_text(transcript: Transcript, source: str) -> str:
+    """A line for each segment."""
+    return "".join(f"{segment.text}\n" for segment in transcript.segments)
+
+
+def as_srt(transcript: Transcript, source: str) -> str:
+    """SubRip subtitles."""
+    blocks = [
+        f"{number}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n{segment.text}\n"
+        for number, segment in enumerate(transcript.segments, 1)
+    ]
+    return "\n".join(blocks)
+
+
+def as_vtt(transcript: Transcript, source: str) -> str:
+    """WebVTT subtitles."""
+    blocks = [
+        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n"
+        f"{segment.text.replace('-->', '->')}\n"
+        for segment in transcript.segments
+    ]
+    return "\n".join(["WEBVTT\n", *blocks])
+
+
+def as_json(transcript: Transcript, source: str) -> str:
+    """An object in one line."""
+    record = {
+        "file": source,
+        "language": transcript.language,
+        "duration": transcript.duration,
+        "text": transcript.text,
+        "segments": [
+            {"start": each.start, "end": each.end, "text": each.text}
+            for each in transcript.segments
+        ],
+        **({} if transcript.error is None else {"error": transcript.error}),
+    }
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+WRITERS: dict[str, Callable[[Transcript, str], str]] = {
+    "txt": as_text,
+    "srt": as_srt,
+    "vtt": as_vtt,
+    "json": as_json,
+}
+"""By the names of formats: (the transcript, the path of the sound) -> the content of a file."""
+
+
+def _clock(seconds: float, point: str) -> str:
+    """A time as hours, minutes, seconds and thousandths."""
+    thousandths = round(1000 * seconds)
+    whole, rest = divmod(thousandths, 1000)
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours:02}:{minute:02}:{second:02}{point}{rest:03}"

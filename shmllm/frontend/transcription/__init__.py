@@ -1,0 +1,1 @@
+"""Transcripts of sounds of any length, by models with an encoder for sounds."""

@@ -1,0 +1,137 @@
+"""The method of `LLM` that makes transcripts. This module owns what users see of that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shmllm.errors import RequestError
+from shmllm.frontend.front_end import FrontEnd
+from shmllm.frontend.progress import Shown
+from shmllm.frontend.prompts import Prompt
+from shmllm.frontend.transcription.transcriber import Part, Transcriber
+from shmllm.frontend.transcription.vocabulary import Vocabulary
+from shmllm.frontend.transcription.windows import divide
+from shmllm.outputs.request import RequestOutput
+from shmllm.outputs.transcription import Segment, Transcript
+
+TASKS = ("transcribe", "translate")
+Sound = str | os.PathLike[str] | bytes | tuple[Any, int]
+
+
+class TranscriptionCalls:
+    """
+    Attributes:
+        front_end: the parts that do the work.
+        generate: completes prompts.
+    """
+
+    front_end: FrontEnd
+    generate: Any
+
+    def transcribe(
+        self,
+        sounds: Sound | Sequence[Sound],
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool = True,
+        use_tqdm: Shown = True,
+    ) -> list[Transcript]:
+        """Write down what is said in sounds of any length, with a model like Whisper.
+
+        Long sounds are cut where they are quiet, and all parts of all sounds run together. A part
+        is transcribed again, at higher temperatures, if its text repeats itself or is unlikely, and
+        has no text if nobody speaks in it, by the rules of Whisper's authors.
+
+        Args:
+            sounds: one or several: paths of files, their bytes, or (samples, rate).
+            language: the code of the language that is spoken, such as "de"; None finds out that of
+                each sound by its first half minute.
+            task: "transcribe", or "translate" into English.
+            timestamps: whether the model divides the text into segments with times; otherwise each
+                part of up to half a minute is one.
+            use_tqdm: show a progress bar on stderr, or by a function such as `tqdm`.
+
+        Returns:
+            One Transcript for each sound, in their order.
+
+        Raises:
+            RequestError: the model writes no transcripts, an argument is wrong, or a sound cannot
+                be read; nothing was queued.
+        """
+        info = self.front_end.info
+        if not info.items.num_encoded:
+            raise RequestError("the model writes no transcripts: it has no encoder of sounds")
+        tokenizer = self.front_end.tokenizer
+        vocabulary = Vocabulary.of(tokenizer.added_tokens, Path(info.model_directory))
+        _check(vocabulary, language, task)
+        items, rate = self.front_end.items, 0
+        wholes: list[list[Part]] = []
+        lengths: list[float] = []
+        for number, sound in enumerate(_as_list(sounds)):
+            opened = items.open("audio", f"sound {number}", _content(number, sound))
+            rate, most_seconds = opened.rate, items.most_seconds
+            windows = divide(opened.samples, rate, most_seconds)
+            wholes.append([Part(window, language or "") for window in windows])
+            lengths.append(opened.seconds)
+
+        def run(prompts: list[Prompt], params: Any) -> list[RequestOutput]:
+            found: list[RequestOutput] = self.generate(prompts, params, use_tqdm=use_tqdm)
+            return found
+
+        decode = partial(tokenizer.decode, skip_special_tokens=True)
+        step = items.most_seconds / info.items.most_embeds
+        transcriber = Transcriber(vocabulary, decode, run, rate, step)
+        if language is None and vocabulary.languages:
+            transcriber.find_languages([parts[0] for parts in wholes])
+            for first, *others in wholes:
+                for part in others:
+                    part.language, part.error = first.language, first.error
+        every = [part for parts in wholes for part in parts]
+        transcriber.transcribe(every, task, timestamps)
+        return [_joined(parts, length) for parts, length in zip(wholes, lengths, strict=True)]
+
+
+def _joined(parts: Sequence[Part], duration: float) -> Transcript:
+    segments: list[Segment] = [segment for part in parts for segment in part.segments]
+    error = next((part.error for part in parts if part.error is not None), None)
+    return Transcript(parts[0].language, round(duration, 3), segments, error)
+
+
+def _as_list(sounds: Sound | Sequence[Sound]) -> Sequence[Sound]:
+    is_one = isinstance(sounds, str | bytes | os.PathLike)
+    is_pair = isinstance(sounds, tuple) and len(sounds) == 2 and isinstance(sounds[1], int)
+    return [sounds] if is_one or is_pair else sounds  # type: ignore[list-item,return-value]
+
+
+def _content(number: int, sound: Sound) -> Any:
+    """What `PromptItems.open` takes."""
+    if isinstance(sound, str | os.PathLike):
+        from shmllm.frontend.items.files import item_of_path
+
+        return item_of_path("audio", f"sound {number} ({os.fspath(sound)})", sound)
+    return sound
+
+
+def _check(vocabulary: Vocabulary, language: str | None, task: str) -> None:
+    """Raises RequestError if the model does not know a language or a task."""
+    if task not in TASKS:
+        raise RequestError(
+            f"task must be one of {', '.join(TASKS)}, not {task!r}", parameter="task"
+        )
+    if task not in vocabulary.tasks and task != TASKS[0]:
+        raise RequestError("the model knows one language and translates nothing", parameter="task")
+    if language is None:
+        return
+    if not vocabulary.languages and language != "en":
+        raise RequestError(f"the model knows English alone, not {language!r}", parameter="language")
+    if vocabulary.languages and language not in vocabulary.languages:
+        known = " ".join(sorted(vocabulary.languages))
+        raise RequestError(
+            f"the model knows no language {language!r}; its languages are {known}",
+            parameter="language",
+        )

@@ -1,0 +1,155 @@
+"""Transcribes the windows of sounds, again those whose transcripts are not good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shmllm.frontend.prompts import Prompt
+from shmllm.frontend.transcription import quality
+from shmllm.frontend.transcription.segments import segments_of
+from shmllm.frontend.transcription.vocabulary import Vocabulary
+from shmllm.frontend.transcription.windows import Window
+from shmllm.outputs.request import CompletionOutput, RequestOutput
+from shmllm.outputs.transcription import Segment
+from shmllm.params.sampling import SamplingParams
+
+Generate = Callable[[list[Prompt], list[SamplingParams]], list[RequestOutput]]
+ABORTED = "the engine aborted a request"
+
+
+@dataclass(slots=True)
+class Part:
+    """A window of a sound, and what becomes of it.
+
+    Attributes:
+        window: the window.
+        language: the code of the sound's language.
+        segments: what is said in it.
+        logprob: the mean log-probability of the text.
+        error: why there is no transcript; None: there is, or it is not here yet.
+    """
+
+    window: Window
+    language: str = ""
+    segments: list[Segment] = field(default_factory=list)
+    logprob: float = 0.0
+    error: str | None = None
+
+
+class Transcriber:
+    """
+    Args:
+        vocabulary: the model's special tokens.
+        decode: returns the text of tokens.
+        generate: completes prompts.
+        rate: samples in a second.
+        step: the seconds from one timestamp to the next.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        decode: Callable[[Sequence[int]], str],
+        generate: Generate,
+        rate: int,
+        step: float,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._decode = decode
+        self._generate = generate
+        self._rate = rate
+        self._step = step
+        self._language_of = {token: name for name, token in vocabulary.languages.items()}
+
+    def find_languages(self, parts: Sequence[Part]) -> None:
+        """Set the languages that parts are most likely to have."""
+        outputs = self._ask_first(parts, allowed_token_ids=[*self._language_of])
+        for part, output in zip(parts, outputs, strict=True):
+            if output.token_ids:
+                part.language = self._language_of[output.token_ids[0]]
+            else:
+                part.error = ABORTED
+
+    def transcribe(self, parts: Sequence[Part], task: str, timestamps: bool) -> None:
+        """Set the segments of parts, whose languages are known.
+
+        Args:
+            parts: the parts.
+            task: "transcribe" or "translate".
+            timestamps: whether the model divides a part into segments.
+        """
+        left = [part for part in parts if part.error is None]
+        for temperature in quality.TEMPERATURES:
+            outputs = self._run(left, task, timestamps, temperature)
+            is_last = temperature == quality.TEMPERATURES[-1]
+            doubtful = [
+                part
+                for part, output in zip(left, outputs, strict=True)
+                if not self._take(part, output, timestamps, is_last)
+            ]
+            if temperature == quality.TEMPERATURES[0]:
+                doubtful = self._without_silent(doubtful)
+            left = doubtful
+            if not left:
+                return
+
+    def _run(
+        self, parts: Sequence[Part], task: str, timestamps: bool, temperature: float
+    ) -> list[CompletionOutput]:
+        params = SamplingParams(
+            temperature=temperature,
+            seed=0,
+            max_tokens=None,
+            logprobs=0,
+            detokenize=False,
+            extra_args={"transcription": self._vocabulary.rules(timestamps)},
+        )
+        prompts = [
+            self._prompt(part, self._vocabulary.prompt(part.language, task, timestamps))
+            for part in parts
+        ]
+        outputs = self._generate(prompts, [params] * len(prompts))
+        return [output.outputs[0] for output in outputs]
+
+    def _take(self, part: Part, output: CompletionOutput, timestamps: bool, is_last: bool) -> bool:
+        """Set the segments of a part. Returns whether its transcript is good enough."""
+        if output.finish_reason in ("abort", "error"):
+            part.error = ABORTED
+            return True
+        vocabulary, samples = self._vocabulary, part.window.samples
+        tokens = output.token_ids
+        if not timestamps:
+            tokens = [token for token in tokens if token < vocabulary.first_time]
+        part.segments = segments_of(
+            tokens, vocabulary, self._decode, part.window.start,
+            len(samples) / self._rate, self._step,
+        )  # fmt: skip
+        text = " ".join(segment.text for segment in part.segments)
+        part.logprob = quality.mean_logprob(output, vocabulary.first_time)
+        return is_last or quality.is_good(part.logprob, text)
+
+    def _without_silent(self, parts: list[Part]) -> list[Part]:
+        """The parts in which somebody speaks. The others, of whose text the model is not sure, lose
+        it."""
+        token = self._vocabulary.no_speech
+        unsure = [part for part in parts if part.logprob < quality.LEAST_LOGPROB]
+        if token is None or not unsure:
+            return parts
+        outputs = self._ask_first(unsure, logprob_token_ids=[token])
+        for part, output in zip(unsure, outputs, strict=True):
+            if output.logprobs and quality.is_silent(output.logprobs[0][token].logprob):
+                part.segments = []
+        return [part for part in parts if part.segments]
+
+    def _ask_first(self, parts: Sequence[Part], **options: Any) -> list[CompletionOutput]:
+        """What the model writes first, or thinks of it."""
+        params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, **options)
+        prompts = [self._prompt(part, [self._vocabulary.begin]) for part in parts]
+        outputs = self._generate(prompts, [params] * len(prompts))
+        return [output.outputs[0] for output in outputs]
+
+    def _prompt(self, part: Part, ids: list[int]) -> Prompt:
+        sound = part.window.samples, self._rate
+        return {"prompt_token_ids": ids, "multi_modal_data": {"audio": sound}}
