@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.progress import Shown
+from shmllm.frontend.progress import Shown, TextProgress
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.transcription.transcriber import Part, Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary
@@ -80,20 +81,40 @@ class TranscriptionCalls:
             lengths.append(opened.seconds)
 
         def run(prompts: list[Prompt], params: Any) -> list[RequestOutput]:
-            found: list[RequestOutput] = self.generate(prompts, params, use_tqdm=use_tqdm)
+            found: list[RequestOutput] = self.generate(prompts, params, use_tqdm=False)
             return found
 
+        every = [part for parts in wholes for part in parts]
         decode = partial(tokenizer.decode, skip_special_tokens=True)
         step = items.most_seconds / info.items.most_embeds
-        transcriber = Transcriber(vocabulary, decode, run, rate, step)
-        if language is None and vocabulary.languages:
-            transcriber.find_languages([parts[0] for parts in wholes])
-            for first, *others in wholes:
-                for part in others:
-                    part.language, part.error = first.language, first.error
-        every = [part for parts in wholes for part in parts]
-        transcriber.transcribe(every, task, timestamps)
+        with _shown(len(every), use_tqdm) as on_done:
+            transcriber = Transcriber(vocabulary, decode, run, rate, step, on_done)
+            if language is None and vocabulary.languages:
+                transcriber.find_languages([parts[0] for parts in wholes])
+                for first, *others in wholes:
+                    for part in others:
+                        part.language, part.error = first.language, first.error
+            transcriber.transcribe(every, task, timestamps)
         return [_joined(parts, length) for parts, length in zip(wholes, lengths, strict=True)]
+
+
+@contextmanager
+def _shown(total: int, shown: Shown) -> Iterator[Callable[[int], None]]:
+    """Show a bar of so many parts; yields what adds to it."""
+    if callable(shown):
+        bar = shown(total=total, desc="transcribing")
+        try:
+            yield bar.update
+        finally:
+            bar.close()
+        return
+    with TextProgress(total, bool(shown and total), label="transcribing") as progress:
+
+        def add(count: int) -> None:
+            for _ in range(count):
+                progress.finish(None)
+
+        yield add
 
 
 def _joined(parts: Sequence[Part], duration: float) -> Transcript:

@@ -17,6 +17,8 @@ from shmllm.params.sampling import SamplingParams
 
 Generate = Callable[[list[Prompt], list[SamplingParams]], list[RequestOutput]]
 ABORTED = "the engine aborted a request"
+AT_ONCE = 256
+"""How many parts are prepared at a time: the features of one take about a megabyte."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class Transcriber:
         generate: completes prompts.
         rate: samples in a second.
         step: the seconds from one timestamp to the next.
+        on_done: called with the number of parts that have their transcripts now.
     """
 
     def __init__(
@@ -55,22 +58,26 @@ class Transcriber:
         generate: Generate,
         rate: int,
         step: float,
+        on_done: Callable[[int], None],
     ) -> None:
         self._vocabulary = vocabulary
         self._decode = decode
         self._generate = generate
         self._rate = rate
         self._step = step
+        self._on_done = on_done
         self._language_of = {token: name for name, token in vocabulary.languages.items()}
 
     def find_languages(self, parts: Sequence[Part]) -> None:
         """Set the languages that parts are most likely to have."""
-        outputs = self._ask_first(parts, allowed_token_ids=[*self._language_of])
-        for part, output in zip(parts, outputs, strict=True):
-            if output.token_ids:
-                part.language = self._language_of[output.token_ids[0]]
-            else:
-                part.error = ABORTED
+        for first in range(0, len(parts), AT_ONCE):
+            some = parts[first : first + AT_ONCE]
+            outputs = self._ask_first(some, allowed_token_ids=[*self._language_of])
+            for part, output in zip(some, outputs, strict=True):
+                if output.token_ids:
+                    part.language = self._language_of[output.token_ids[0]]
+                else:
+                    part.error = ABORTED
 
     def transcribe(self, parts: Sequence[Part], task: str, timestamps: bool) -> None:
         """Set the segments of parts, whose languages are known.
@@ -80,20 +87,29 @@ class Transcriber:
             task: "transcribe" or "translate".
             timestamps: whether the model divides a part into segments.
         """
-        left = [part for part in parts if part.error is None]
-        for temperature in quality.TEMPERATURES:
-            outputs = self._run(left, task, timestamps, temperature)
-            is_last = temperature == quality.TEMPERATURES[-1]
-            doubtful = [
-                part
-                for part, output in zip(left, outputs, strict=True)
-                if not self._take(part, output, timestamps, is_last)
-            ]
-            if temperature == quality.TEMPERATURES[0]:
-                doubtful = self._without_silent(doubtful)
-            left = doubtful
-            if not left:
-                return
+        for first in range(0, len(parts), AT_ONCE):
+            some = parts[first : first + AT_ONCE]
+            left = [part for part in some if part.error is None]
+            self._on_done(len(some) - len(left))
+            for temperature in quality.TEMPERATURES:
+                before, left = len(left), self._transcribe(left, task, timestamps, temperature)
+                self._on_done(before - len(left))
+
+    def _transcribe(
+        self, parts: list[Part], task: str, timestamps: bool, temperature: float
+    ) -> list[Part]:
+        """Transcribe parts at a temperature. Returns those that are to be transcribed again."""
+        if not parts:
+            return []
+        outputs = self._run(parts, task, timestamps, temperature)
+        is_last = temperature == quality.TEMPERATURES[-1]
+        doubtful = [
+            part
+            for part, output in zip(parts, outputs, strict=True)
+            if not self._take(part, output, timestamps, is_last)
+        ]
+        is_first = temperature == quality.TEMPERATURES[0]
+        return self._without_silent(doubtful) if is_first else doubtful
 
     def _run(
         self, parts: Sequence[Part], task: str, timestamps: bool, temperature: float
