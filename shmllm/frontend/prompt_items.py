@@ -147,8 +147,11 @@ class PromptItems:
     @property
     def most_seconds(self) -> int:
         """The length of the longest sound, of a model that hears."""
-        found: int = getattr(self._processors["audio"], "most_seconds")  # noqa: B009
-        return found
+        from shmllm.frontend.audio.processor import AudioProcessor
+
+        processor = self._processors["audio"]
+        assert isinstance(processor, AudioProcessor), "it is the registry's"
+        return processor.most_seconds
 
     @cached_property
     def _cache(self) -> PreparedItems:

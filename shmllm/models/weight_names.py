@@ -39,20 +39,23 @@ RENAMED_PREFIXES = {
 """What a prefix of a model's weights stands for. Mamba's is "backbone", GPT-NeoX's its name; the
 first files of GPT-2 and OPT, and those of models without an LM head, have none."""
 
-TOWER_PREFIXES = {
-    f"{outer}{name}.{inner}": f"{name}."
-    for name, inners in {
-        "vision_tower": ("vision_model.", ""),
-        "multi_modal_projector": ("",),
-        "visual": ("",),
-        "vision_model": ("",),
-        "connector": ("",),
-        "audio_tower": ("",),
-    }.items()
-    for outer in ("model.", "")
-    for inner in inners
-} | {f"{outer}image_newline": "image_newline" for outer in ("model.", "")}
-TOWER_PREFIXES["model.encoder."] = "audio_tower."
+TOWER_PREFIXES = (
+    {
+        f"{outer}{name}.{inner}": f"{name}."
+        for name, inners in {
+            "vision_tower": ("vision_model.", ""),
+            "multi_modal_projector": ("",),
+            "visual": ("",),
+            "vision_model": ("",),
+            "connector": ("",),
+            "audio_tower": ("",),
+        }.items()
+        for outer in ("model.", "")
+        for inner in inners
+    }
+    | {"model.encoder.": "audio_tower."}
+    | {f"{outer}image_newline": "image_newline" for outer in ("model.", "")}
+)
 """The prefixes of the weights of towers, and what they stand for: files and the modules
 of transformers' versions have other ones."""
 

@@ -332,7 +332,16 @@ def _model_options(config: EngineConfig) -> str:
 
 
 def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> ItemInfo:
-    """Return which items prompts may have."""
+    """Return which items prompts may have.
+
+    Raises:
+        EngineStartError: the KV cache has no room for the positions of an encoder and a text.
+    """
+    if model.num_encoded and max_model_len < model.num_encoded + 2:
+        raise EngineStartError(
+            f"the KV cache has room for {max_model_len:,} positions, and a request begins with "
+            f"{model.num_encoded:,} of the encoder: raise kv_cache_memory_bytes"
+        )
     if not model.towers:
         return ItemInfo()
     vision, most = model.vision, config.scheduler.max_num_batched_tokens

@@ -75,7 +75,14 @@ class RopeWriteConformance:
     @pytest.mark.parametrize("has_norms", [False, True])
     @pytest.mark.parametrize(
         ("tokens", "heads", "kv_heads", "dim"),
-        [(0, 4, 2, 16), (1, 4, 2, 16), (5, 6, 2, 24), (3, 9, 3, 64), (2, 10, 10, 80)],
+        [
+            (0, 4, 2, 16),
+            (1, 4, 2, 16),
+            (5, 6, 2, 24),
+            (3, 9, 3, 64),
+            (2, 10, 10, 80),
+            (3, 0, 3, 16),
+        ],
     )
     def test_equals_the_reference(self, draw, dtype, tokens, heads, kv_heads, dim, has_norms):
         Step(draw, dtype, tokens, heads, kv_heads, dim, has_norms=has_norms).check(

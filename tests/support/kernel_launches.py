@@ -179,6 +179,7 @@ def rows(capability: int) -> None:
         rope_and_write(query, cache[0], cache[1], heads, angles, angles, slots, kind)
     rope_and_write(query, cache[0], cache[1], heads[:, :32], angles, angles, slots, norms)
     rope_and_write(query, cache[0], cache[1], heads, None, None, slots)
+    rope_and_write(query[:, :0], cache[0], cache[1], heads[:, :16], None, None, slots)
     part = empty(4, 1, 64)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, norms)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, interleaved=True)

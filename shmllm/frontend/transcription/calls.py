@@ -66,7 +66,10 @@ class TranscriptionCalls:
         """
         info = self.front_end.info
         if not info.items.num_encoded:
-            raise RequestError("the model writes no transcripts: it has no encoder of sounds")
+            raise RequestError(
+                "the model writes no transcripts: pass one like Whisper, such as "
+                "model='openai/whisper-small'"
+            )
         tokenizer = self.front_end.tokenizer
         vocabulary = Vocabulary.of(tokenizer.added_tokens, Path(info.model_directory))
         _check(vocabulary, language, task)

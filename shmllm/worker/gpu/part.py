@@ -153,6 +153,8 @@ class GpuPart:
             self.prefixes = EncodedPrefixes(loaded.config, self.cache, transfers)
         drafts = self.resources.drafts
         with torch.inference_mode():
+            if self.prefixes is not None:
+                self.prefixes.warm_up(loaded.dtype)
             self.captured = self.program.capture(on_capture)
             if drafts is not None:
                 self.drafting = drafts.make_program(self.cache)
