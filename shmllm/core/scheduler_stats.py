@@ -57,7 +57,8 @@ class SchedulerStats:
             num_elsewhere: how many of its cached tokens are from outside of the engine's own cache;
                 None: the engine shares no blocks.
         """
-        num_prompt, num_cached = request.num_prompt_tokens, request.num_cached_tokens or 0
+        num_prompt = request.num_prompt_tokens - request.num_encoded
+        num_cached = request.num_cached_tokens or 0
         self.prompt_tokens += num_prompt
         if request.params.reads_prefix_cache:
             self.prefix_query_tokens += num_prompt
