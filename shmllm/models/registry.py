@@ -75,7 +75,7 @@ ARCHITECTURES: dict[str, str] = {
     "JambaForCausalLM": "jamba",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
-    "Lfm2VlForConditionalGeneration": "lfm2",
+    "Lfm2VlForConditionalGeneration": "lfm2_vl",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
