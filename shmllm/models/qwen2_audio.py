@@ -6,15 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen2
+from shmllm.models.audio.fields import read_whisper
 from shmllm.models.audio.specs import AudioSpec, WhisperTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.vision.fields import (
-    MOST_LAYERS,
-    read_item_token,
-    read_num_heads,
-    read_vision_activation,
-)
+from shmllm.models.vision.fields import read_item_token
 
 AUDIO_TOKEN = 151646
 _TEXT_DEFAULTS: dict[str, Any] = {
@@ -40,18 +36,11 @@ def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
     audio = Fields(values, f"{fields.whole.where}: audio_config")
     if (found := audio.text("model_type", _TYPE)) != _TYPE:
         raise audio.error(f"model_type {found!r} is not supported; supported: {_TYPE}")
-    hidden_size = audio.integer("d_model", 1280)
     return AudioSpec(
         token=read_item_token(
             fields, ("audio_token_id", "audio_token_index"), AUDIO_TOKEN, vocab_size
         ),
-        tower=WhisperTower(
-            hidden_size=hidden_size,
-            num_layers=audio.integer("encoder_layers", 32, maximum=MOST_LAYERS),
-            num_heads=read_num_heads(audio, "encoder_attention_heads", 20, hidden_size, "d_model"),
-            inner=audio.integer("encoder_ffn_dim", 5120),
-            activation=read_vision_activation(audio, "activation_function", "gelu"),
-            num_mels=audio.integer("num_mel_bins", 128),
-            num_positions=audio.integer("max_source_positions", 1500),
+        tower=read_whisper(
+            audio, WhisperTower, num_layers=32, num_heads=20, inner=5120, num_mels=128
         ),
     )

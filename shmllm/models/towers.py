@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shmllm.models.audio.specs import AudioSpec, WhisperTower
+from shmllm.models.audio.specs import AudioSpec, VoxtralTower, WhisperTower
+from shmllm.models.audio.voxtral import Voxtral
 from shmllm.models.audio.whisper import Whisper
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
@@ -49,6 +50,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
     Lfm2VlTower: Lfm2Vl,
+    VoxtralTower: Voxtral,
     WhisperTower: Whisper,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""

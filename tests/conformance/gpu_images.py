@@ -17,6 +17,7 @@ import pytest
 import torch
 from conformance.device import no_waits
 from conformance.gpu_engine import Engine
+from support.audio_models import audio_inputs, make_audio_model
 from support.variants import slow
 from support.vision_families import FAMILIES, IMAGE_SIZE
 from support.vision_models import (
@@ -213,16 +214,18 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Encoded(NamedTuple):
-    """A model's directory, an image, and transformers' embeddings of it."""
+    """A model's directory, an image or a sound, and transformers' embeddings of it."""
 
     directory: Path
     item: Item
     wanted: Tensor
 
 
-@pytest.fixture(scope="module", params=VISION_FAMILIES)
+@pytest.fixture(scope="module", params=[*VISION_FAMILIES, "voxtral"])
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)
+    if request.param == "voxtral":
+        return make_encoded_sound(directory)
     model = make_vision_model(request.param, directory)
     any_size = request.param.startswith(("glm4v", "lfm2", "mistral", "qwen"))
     size = model.config.vision_config.patch_size if any_size else 64
@@ -231,6 +234,17 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
     wanted = reference_embeddings(model, pixels, grid)
     return Encoded(directory, Item(bytes(32), ((0, len(wanted)),), grid, pixels), wanted)
+
+
+@torch.inference_mode()
+def make_encoded_sound(directory: Path) -> Encoded:
+    model = make_audio_model(directory, "voxtral")
+    samples = np.random.default_rng(1).standard_normal(9000).astype(np.float32)
+    inputs = audio_inputs([samples], "voxtral")["input_features"]
+    wanted = model.get_audio_features(inputs).pooler_output
+    features = inputs[0].T.contiguous().numpy()
+    grid = (len(features), 1, 1)
+    return Encoded(directory, Item(bytes(32), ((0, len(wanted)),), grid, features, "audio"), wanted)
 
 
 class TowersConformance:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import AudioSettings, read_audio_settings
 from shmllm.formats.processor_files import missing_settings
@@ -38,7 +40,7 @@ class AudioProcessor(ItemProcessor[Sound]):
         super().__init__(placeholder)
         placeholder.check_settings(settings)
         self._settings = settings
-        self._count = placeholder.count
+        self._count, self._divides = placeholder.count, placeholder.divides
 
     @classmethod
     def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> Self:
@@ -71,6 +73,8 @@ class AudioProcessor(ItemProcessor[Sound]):
         self, opened: Sound, overrides: Mapping[str, Any] = NO_OVERRIDES, name: str = "the sound"
     ) -> PreparedItem:
         samples = self._heard(opened, overrides, name)
+        if self._divides:
+            return self._divided(samples)
         grid = (count_frames(len(samples), self._settings), 1, 1)
         count = self._count(grid)
         if not count:
@@ -80,6 +84,17 @@ class AudioProcessor(ItemProcessor[Sound]):
         features = log_mel(samples, self._settings)
         features.flags.writeable = False
         return PreparedItem(features, grid, count)
+
+    def _divided(self, samples: Any) -> PreparedItem:
+        """All parts of a sound, the last one with silence behind the end."""
+        settings = self._settings
+        features = log_mel(
+            np.pad(samples, (0, -len(samples) % settings.most_samples)), settings
+        ).reshape(-1, settings.most_frames, settings.num_mels)
+        features.flags.writeable = False
+        grid = (settings.most_frames, 1, 1)
+        parts = [PreparedItem(part, grid, self._count(grid)) for part in features]
+        return PreparedItem.of_parts(parts, (len(parts), 1, 1))
 
     def _heard(self, sound: Sound, overrides: Mapping[str, Any], name: str) -> Any:
         """The samples of which features are made."""
@@ -92,6 +107,8 @@ class AudioProcessor(ItemProcessor[Sound]):
                     value=key,
                 )
         most = self._settings.most_samples
+        if self._divides and not overrides.get(_TRUNCATION):
+            return sound.samples
         if len(sound.samples) > most and not overrides.get(_TRUNCATION):
             seconds = self._settings.most_seconds
             raise RequestError(

@@ -27,12 +27,11 @@ class ReadyItem:
     @property
     def parts(self) -> tuple[ReadyItem, ...]:
         """The parts that an engine takes as items, see `PreparedItem.parts`."""
-        parts = self.prepared.parts
-        if len(parts) == 1:
+        if not self.prepared.divided:
             return (self,)
         return tuple(
             ReadyItem(self.modality, sha256(self.identity + b"%d" % number).digest(), part)
-            for number, part in enumerate(parts)
+            for number, part in enumerate(self.prepared.divided)
         )
 
 

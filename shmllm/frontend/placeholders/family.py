@@ -129,10 +129,13 @@ class AudioPlaceholder(Placeholder):
 
     Attributes:
         num_mels: the features of a frame that the model's tower takes.
-        most_frames: the frames of the longest sound.
+        most_frames: the frames of the longest sound, or of each part of one.
+        divides: whether a sound may be longer, and is divided into parts of so many frames, of
+            which those behind its end are silent.
     """
 
     modality: ClassVar[Modality] = "audio"
+    divides: ClassVar[bool] = False
 
     num_mels: int
     most_frames: int

@@ -23,6 +23,7 @@ from shmllm.frontend.placeholders.qwen_vl import (
     QwenVideoPlaceholder,
     QwenVLPlaceholder,
 )
+from shmllm.frontend.placeholders.voxtral import VoxtralPlaceholder
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
@@ -40,6 +41,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
+    "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
 }
 """One for each modality that the architecture takes."""

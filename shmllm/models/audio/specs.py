@@ -49,6 +49,26 @@ class WhisperTower:
         of_layer = 4 * self.inner + 3 * self.hidden_size
         return max(of_layer, 2 * 3 * self.num_mels + 8 * self.hidden_size)
 
+    def num_embeddings(self, frames: int) -> int:
+        """Returns how many embeddings a sound has."""
+        return num_positions(frames) // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoxtralTower(WhisperTower):
+    """The encoder of Whisper, a norm, and two projections of several of its results together.
+
+    Attributes:
+        factor: how many results become an embedding.
+        projector_activation: the activation between the projections.
+    """
+
+    factor: int = 4
+    projector_activation: VisionActivation = "gelu"
+
+    def num_embeddings(self, frames: int) -> int:
+        return num_positions(frames) // self.factor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioSpec:
@@ -67,7 +87,7 @@ class AudioSpec:
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings a sound has."""
-        return num_positions(grid[0]) // 2
+        return self.tower.num_embeddings(grid[0])
 
     @property
     def most_frames(self) -> int:

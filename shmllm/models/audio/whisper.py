@@ -23,10 +23,10 @@ _KERNEL = 3
 """The length of the convolutions, in frames."""
 
 
-class Whisper(Tower):
-    """See `specs.WhisperTower`."""
+class WhisperEncoder(Tower):
+    """The encoder, without what becomes of its results. See `specs.WhisperTower`."""
 
-    def __init__(self, spec: WhisperTower, hidden_size: int, storage: Storage) -> None:
+    def __init__(self, spec: WhisperTower, storage: Storage) -> None:
         super().__init__(storage)
         self._spec = spec
         width = spec.hidden_size
@@ -37,10 +37,10 @@ class Whisper(Tower):
             _Layer(spec, f"{ENCODER}layers.{layer}", self) for layer in range(spec.num_layers)
         ]
         self._norm = self.make_layer_norm(f"{ENCODER}layer_norm", width, _EPS)
-        self._project = self.make_dense(f"{PROJECTOR}linear", hidden_size, width)
 
-    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
-        """
+    def encode(self, inputs: Tensor, grid: Grid) -> Tensor:
+        """Returns what the layers compute of a sound, [positions, hidden_size].
+
         Args:
             inputs: [frames, num_mels]: those of the sound and FRAMES_BEHIND behind it, as far as
                 the longest sound has so many.
@@ -56,7 +56,21 @@ class Whisper(Tower):
         x = x + self._positions[:count]
         for layer in self._layers:
             x = layer(x)
-        pairs = x[: count // 2 * 2].unflatten(0, (-1, 2)).mean(1)
+        return x
+
+
+class Whisper(WhisperEncoder):
+    """The tower of Qwen 2 Audio: means of pairs of the encoder's results, a norm and a
+    projection."""
+
+    def __init__(self, spec: WhisperTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(spec, storage)
+        self._project = self.make_dense(f"{PROJECTOR}linear", hidden_size, spec.hidden_size)
+
+    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
+        """See `WhisperEncoder.encode`."""
+        x = self.encode(inputs, grid)
+        pairs = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).mean(1)
         return self._project(self._norm(pairs))
 
 
