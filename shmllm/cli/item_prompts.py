@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from shmllm.cli.items import FOLDER_FLAG
 from shmllm.errors import RequestError
-from shmllm.frontend.prompt_items import DATA, GivenItem, GivenItems, by_modality
+from shmllm.frontend.items.ready import by_modality
+from shmllm.frontend.prompt_items import DATA, GivenItem, GivenItems
 from shmllm.params.items import Modality
 
 if TYPE_CHECKING:
     from shmllm.frontend.front_end import FrontEnd
-    from shmllm.frontend.prompt_items import ReadyItem
+    from shmllm.frontend.items.ready import ReadyItem
 
 _URL = re.compile(r"(data|file|https?):", re.IGNORECASE)
 

@@ -22,8 +22,9 @@ from shmllm.params.items import COUNTED, Modality
 if TYPE_CHECKING:
     from shmllm.batch.sources import SourceKind
     from shmllm.cli.session import CommandSession
+    from shmllm.frontend.items.ready import ReadyItem
     from shmllm.frontend.llm import LLM
-    from shmllm.frontend.prompt_items import GivenItem, ReadyItem
+    from shmllm.frontend.prompt_items import GivenItem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from shmllm.cli.items import CommandItems
     from shmllm.frontend.input_processor import PreparedRequest
+    from shmllm.frontend.items.ready import ReadyItem
     from shmllm.frontend.llm import LLM
-    from shmllm.frontend.prompt_items import ReadyItem
     from shmllm.outputs.logprobs import Logprob
     from shmllm.outputs.request import CompletionOutput, RequestOutput
 

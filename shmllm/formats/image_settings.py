@@ -87,6 +87,20 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_patches": 16,
         "resize_to_max_canvas": False,
     },
+    "Lfm2VlImageProcessor": {
+        "resample": BILINEAR,
+        "downsample_factor": 2,
+        "do_image_splitting": True,
+        "min_tiles": 2,
+        "max_tiles": 10,
+        "use_thumbnail": True,
+        "min_image_tokens": 64,
+        "max_image_tokens": 256,
+        "encoder_patch_size": 16,
+        "tile_size": 512,
+        "max_pixels_tolerance": 2.0,
+        "use_image_special_tokens": True,  # the processor's default; the image processor has none
+    },
     "Idefics3ImageProcessor": _IDEFICS3,
     "SmolVLMImageProcessor": _IDEFICS3,
     "Qwen2VLImageProcessor": _QWEN2_VL,
@@ -126,10 +140,15 @@ _COMMON: dict[str, Any] = {
     "rescale_factor": 1 / 255,
     "do_normalize": True,
 }
-_OF_THE_PROCESSOR = {"PixtralImageProcessor": ("patch_size", "spatial_merge_size")}
+_OF_THE_PROCESSOR = {
+    "Lfm2VlImageProcessor": ("use_image_special_tokens",),
+    "PixtralImageProcessor": ("patch_size", "spatial_merge_size"),
+}
 """The fields that the whole file of a processor has beside its image processor, and which count."""
 _IN_BFLOAT16 = ("Llama4ImageProcessor",)
 """The processors that compute with bfloat16 numbers."""
+_SCALED_BY_STD = ("Lfm2VlImageProcessor",)
+"""The processors without a class on pillow: the scaling is part of mean and deviation."""
 _OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
 
@@ -212,16 +231,21 @@ def pixel_table(settings: ImageSettings) -> NDArray[np.float32]:
     """The model's inputs for the 256 values of a pixel, float32 of shape [3, 256], by channel.
 
     The bits are those of transformers' `PilBackend`: a product in float64, rounded to float32, then
-    a subtraction and a division in float32. Some processors round each result to bfloat16.
+    a subtraction and a division in float32. Some processors round each result to bfloat16, or have
+    the scale in mean and deviation, as `TorchvisionBackend`.
     """
     if settings.processor in _IN_BFLOAT16 and settings.do_rescale and settings.do_normalize:
         return _bfloat16_table(settings)
-    values = np.arange(256, dtype=np.float64)
-    if settings.do_rescale:
+    values, factor = np.arange(256, dtype=np.float64), np.float32(1)
+    if settings.do_rescale and settings.do_normalize and settings.processor in _SCALED_BY_STD:
+        factor = np.float32(1 / settings.rescale_factor)
+    elif settings.do_rescale:
         values = values * settings.rescale_factor
     table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
     if settings.do_normalize:
-        mean, std = (np.array(each, np.float32)[:, None] for each in (settings.mean, settings.std))
+        mean, std = (
+            np.array(each, np.float32)[:, None] * factor for each in (settings.mean, settings.std)
+        )
         table = (table - mean) / std
     return table
 

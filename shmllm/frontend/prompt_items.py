@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.formats.text_files import read_text
+from shmllm.frontend.items.ready import ReadyItem, prepared_of
 from shmllm.params.items import COUNTED, MODALITIES, MOST_ITEM_BYTES, Item, Modality, Span
 
 if TYPE_CHECKING:
@@ -76,15 +77,6 @@ class GivenItems:
 
     def __bool__(self) -> bool:
         return bool(self.items)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadyItem:
-    """A prepared item and what identifies it."""
-
-    modality: Modality
-    identity: bytes
-    prepared: PreparedItem
 
 
 class PromptItems:
@@ -255,7 +247,7 @@ class PromptItems:
         computes stands before the text, and has none."""
         if self.num_encoded:
             return text
-        for modality, prepared in _prepared(items).items():
+        for modality, prepared in prepared_of(items).items():
             text = self._processors[modality].expand_text(name, text, prepared)
         return text
 
@@ -269,12 +261,12 @@ class PromptItems:
         """The same of a prompt's token ids, unless they have so many already."""
         if self.num_encoded:
             return ids
-        for modality, prepared in _prepared(items).items():
+        for modality, prepared in prepared_of(items).items():
             ids = self._processors[modality].expand_ids(name, ids, prepared, encode)
         return ids
 
     def items(self, name: str, ids: Sequence[int], items: Sequence[ReadyItem]) -> tuple[Item, ...]:
-        """The items of a prompt.
+        """The items of a prompt: of one in parts, these.
 
         Raises:
             RequestError: its placeholders are not those of its items.
@@ -282,9 +274,10 @@ class PromptItems:
         self._check_sizes(name, items)
         if self.num_encoded and len(items) > 1:
             raise RequestError(f"{name} has {len(items)} items, and the model takes one")
+        parts = [part for each in items for part in each.parts]
         spans = {
             modality: iter(self._runs(name, modality, ids, prepared))
-            for modality, prepared in _prepared(items).items()
+            for modality, prepared in prepared_of(parts).items()
         }
         found = [
             Item(
@@ -295,7 +288,7 @@ class PromptItems:
                 each.modality,
                 each.prepared.frame_seconds,
             )
-            for each in items
+            for each in parts
         ]
         return tuple(sorted(found, key=lambda item: item.start))
 
@@ -318,31 +311,24 @@ class PromptItems:
             )
 
     def _check_sizes(self, name: str, items: Iterable[ReadyItem]) -> None:
-        most = self._info.items.most_embeds
         seen: Counter[str] = Counter()
         for each in items:
             seen[each.modality] += 1
-            if each.prepared.num_tokens > most:
-                raise RequestError(
-                    f"{name}: {each.modality} {seen[each.modality]} has "
-                    f"{each.prepared.num_tokens:,} embeddings, more than the {most:,} that the "
-                    "engine has room for: raise max_num_batched_tokens, or make it smaller, by "
-                    "itself or by mm_processor_kwargs"
-                )
-            if each.prepared.data.nbytes > MOST_ITEM_BYTES:
-                raise RequestError(
-                    f"{name}: {each.modality} {seen[each.modality]} becomes "
-                    f"{each.prepared.data.nbytes:,} bytes, more than {MOST_ITEM_BYTES:,}: make it "
-                    "smaller, by itself or by mm_processor_kwargs"
-                )
+            for part in each.prepared.parts:
+                self._check_size(f"{name}: {each.modality} {seen[each.modality]}", part)
 
-
-def by_modality(items: Iterable[ReadyItem]) -> dict[Modality, list[ReadyItem]]:
-    """The items of each modality, in their order, as `multi_modal_data` has them."""
-    found: dict[Modality, list[ReadyItem]] = {}
-    for item in items:
-        found.setdefault(item.modality, []).append(item)
-    return found
+    def _check_size(self, name: str, part: PreparedItem) -> None:
+        if part.num_tokens > (most := self._info.items.most_embeds):
+            raise RequestError(
+                f"{name} has {part.num_tokens:,} embeddings, more than the {most:,} that the "
+                "engine has room for: raise max_num_batched_tokens, or make it smaller, by "
+                "itself or by mm_processor_kwargs"
+            )
+        if part.data.nbytes > MOST_ITEM_BYTES:
+            raise RequestError(
+                f"{name} becomes {part.data.nbytes:,} bytes, more than {MOST_ITEM_BYTES:,}: make "
+                "it smaller, by itself or by mm_processor_kwargs"
+            )
 
 
 def has_items(prompt: Mapping[str, Any]) -> bool:
@@ -418,12 +404,6 @@ def _as_list(kind: str, value: Any) -> list[Any]:
     if several and value and kind == "video":
         several = not hasattr(value[0], "getbands") and getattr(value[0], "ndim", 4) != 3
     return [*value] if several else [value]
-
-
-def _prepared(items: Iterable[ReadyItem]) -> dict[Modality, list[PreparedItem]]:
-    return {
-        modality: [each.prepared for each in own] for modality, own in by_modality(items).items()
-    }
 
 
 def _counted(modality: Modality, count: int) -> str:

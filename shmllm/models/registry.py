@@ -75,7 +75,7 @@ ARCHITECTURES: dict[str, str] = {
     "JambaForCausalLM": "jamba",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
-    "Lfm2VlForConditionalGeneration": "lfm2",
+    "Lfm2VlForConditionalGeneration": "lfm2_vl",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
@@ -127,6 +127,7 @@ ARCHITECTURES: dict[str, str] = {
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "VaultGemmaForCausalLM": "vaultgemma",
+    "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "whisper",
     "XLMRobertaModel": "roberta",
     "YoutuForCausalLM": "youtu",
@@ -180,6 +181,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
     "SmolVLMForConditionalGeneration": ("llama",),
+    "VoxtralForConditionalGeneration": ("llama",),
 }
 """For each architecture of a multimodal model, the values that ``model_type`` of its
 ``text_config`` may have; the first one if it is absent. Other language models in the same

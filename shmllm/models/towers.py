@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shmllm.models.audio.specs import AudioSpec, KeysTower, WhisperTower
+from shmllm.models.audio.specs import AudioSpec, KeysTower, VoxtralTower, WhisperTower
+from shmllm.models.audio.voxtral import Voxtral
 from shmllm.models.audio.whisper import Whisper, WhisperKeys
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
@@ -13,6 +14,7 @@ from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
+from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext
 from shmllm.models.vision.pixtral import Pixtral
@@ -24,6 +26,7 @@ from shmllm.models.vision.specs import (
     Glm4vTower,
     Idefics3Tower,
     InternVLTower,
+    Lfm2VlTower,
     Llama4Tower,
     LlavaNextTower,
     LlavaTower,
@@ -46,6 +49,8 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Qwen3Tower: Qwen3,
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
+    Lfm2VlTower: Lfm2Vl,
+    VoxtralTower: Voxtral,
     WhisperTower: Whisper,
     KeysTower: WhisperKeys,
 }

@@ -17,6 +17,7 @@ import pytest
 import torch
 from conformance.device import no_waits
 from conformance.gpu_engine import Engine
+from support.audio_models import audio_inputs, make_audio_model
 from support.variants import slow
 from support.vision_families import FAMILIES, IMAGE_SIZE
 from support.vision_models import (
@@ -48,6 +49,7 @@ BLOCK_SIZE, COUNT = 8, 4
 TOLERANCE = 2e-5
 TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
 MADE: dict[str, dict[str, Any]] = {
     "qwen3_vl": {
         "vision": {"out_hidden_size": 32, "depth": 3, "deepstack_visual_indexes": [0, 2]},
@@ -66,6 +68,7 @@ MADE: dict[str, dict[str, Any]] = {
     },
     "llava": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "mistral3": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
 }
 """Models by the names of their families: what differs from the recipes."""
@@ -75,6 +78,7 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen3_vl_moe": [(1, 4, 6), (1, 4, 2)],
     "glm4v": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
+    "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
 }
 """The shapes of two images; of other families, one tile each."""
 
@@ -173,7 +177,7 @@ def make_config(
 ) -> EngineConfig:
     return EngineConfig(
         LoadConfig(str(directory), dtype=dtype),
-        CacheConfig(BLOCK_SIZE, num_blocks=num_blocks),
+        CacheConfig(BLOCK_SIZE, num_blocks=num_blocks, mamba_block_size=BLOCK_SIZE),
         SchedulerConfig(num_seqs, budget, async_scheduling=overlaps),
         graphs=GraphConfig(mode, None if mode == "NONE" else (2, 16)),
         num_threads=1,
@@ -200,31 +204,47 @@ def ask(engine: Engine, subject: Subject, names: Sequence[str]) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3_vl", *map(slow, ("llava", "gemma3", "mistral3", "glm4v", "qwen3_vl_moe"))],
+    params=[
+        "qwen3_vl",
+        *map(slow, ("llava", "gemma3", "mistral3", "glm4v", "lfm2_vl", "qwen3_vl_moe")),
+    ],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return make_subject(request.param, tmp_path_factory.mktemp(request.param))
 
 
 class Encoded(NamedTuple):
-    """A model's directory, an image, and transformers' embeddings of it."""
+    """A model's directory, an image or a sound, and transformers' embeddings of it."""
 
     directory: Path
     item: Item
     wanted: Tensor
 
 
-@pytest.fixture(scope="module", params=VISION_FAMILIES)
+@pytest.fixture(scope="module", params=[*VISION_FAMILIES, "voxtral"])
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)
+    if request.param == "voxtral":
+        return make_encoded_sound(directory)
     model = make_vision_model(request.param, directory)
-    any_size = request.param.startswith(("glm4v", "mistral", "qwen"))
+    any_size = request.param.startswith(("glm4v", "lfm2", "mistral", "qwen"))
     size = model.config.vision_config.patch_size if any_size else 64
     grid = (1, 4, 6) if any_size else (3, 128, 60) if "next" in request.param else (2, 1, 1)
     shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)
     pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
     wanted = reference_embeddings(model, pixels, grid)
     return Encoded(directory, Item(bytes(32), ((0, len(wanted)),), grid, pixels), wanted)
+
+
+@torch.inference_mode()
+def make_encoded_sound(directory: Path) -> Encoded:
+    model = make_audio_model(directory, "voxtral")
+    samples = np.random.default_rng(1).standard_normal(9000).astype(np.float32)
+    inputs = audio_inputs([samples], "voxtral")["input_features"]
+    wanted = model.get_audio_features(inputs).pooler_output
+    features = inputs[0].T.contiguous().numpy()
+    grid = (len(features), 1, 1)
+    return Encoded(directory, Item(bytes(32), ((0, len(wanted)),), grid, features, "audio"), wanted)
 
 
 class TowersConformance:

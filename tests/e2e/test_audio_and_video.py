@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "two threads": {"num_threads": 2},
 }
-NAMES = ["qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", slow("qwen3_vl_moe")]
+NAMES = ["qwen2_audio", "voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", slow("qwen3_vl_moe")]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
     (RANDOM.standard_normal(16_000) * 0.1).astype(np.float32),
@@ -55,8 +55,8 @@ class Subject(NamedTuple):
 
 
 def make(name: str, directory: Path) -> Subject:
-    if name == "qwen2_audio":
-        model = audio_models.make_audio_model(directory)
+    if name in audio_models.AUDIO_FAMILIES:
+        model = audio_models.make_audio_model(directory, name)
         return Subject(
             directory,
             prompts_with_sounds,
@@ -87,7 +87,10 @@ def prompts_with_sounds(llm: LLM) -> list[Any]:
         return {"prompt": text.replace("#", mark), "multi_modal_data": {"audio": data}}
 
     noise, tone, long = SOUNDS
+    several = np.concatenate([long, noise, tone, long])
+    longer = [hear("A # b", several)] if mark == "[BEGIN_AUDIO][AUDIO]" else []
     return [
+        *longer,
         hear("Hear # now?", noise),
         hear("Both # and # here", noise, tone),
         hear("Both # and # here", tone, noise),
@@ -124,7 +127,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
 
 
 @pytest.fixture(
-    scope="module", params=["qwen2_audio", "qwen3_vl", slow("qwen2_vl"), slow("qwen2_5_vl")]
+    scope="module",
+    params=["qwen2_audio", "qwen3_vl", *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl"))],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory.mktemp("models") / request.param)

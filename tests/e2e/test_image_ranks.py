@@ -3,6 +3,7 @@ tokens of one process, which are those of transformers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +54,11 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return Subject(made, str(directory))
 
 
-def families(*default: str) -> pytest.MarkDecorator:
+WITH_STATES = ("lfm2_vl",)
+"""Families that cannot draft."""
+
+
+def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator:
     names = (
         "llava",
         "llava_next",
@@ -67,8 +72,9 @@ def families(*default: str) -> pytest.MarkDecorator:
         "qwen2_5_vl",
         "mistral3",
         "llama4",
+        "lfm2_vl",
     )
-    marked = [name if name in default else slow(name) for name in names]
+    marked = [name if name in default else slow(name) for name in names if name not in without]
     return pytest.mark.parametrize("subject", marked, indirect=True)
 
 
@@ -195,7 +201,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 """Ways to draft; the model drafts for itself, without its tower."""
 
 
-@families("qwen3_vl")
+@families("qwen3_vl", without=WITH_STATES)
 @pytest.mark.parametrize("drafter", ["draft_model", slow("ngram")])
 def test_drafts_change_no_tokens(subject: Subject, drafter: str) -> None:
     """Those of requests with images are not drafted."""

@@ -1,11 +1,11 @@
-"""A small random model that hears sounds, made by transformers, and the tokens it generates."""
+"""Small random models that hear sounds, made by transformers, and the tokens they generate."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from support.one_thread import one_thread
 from support.vision_families import TEXT
 from support.vision_models import draw_weights, tokenizer_with
 from torch import Tensor
+from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
 RATE = 16000
 SECONDS = 3
@@ -27,38 +28,75 @@ AUDIO: dict[str, Any] = {
     "num_mel_bins": 16,
     "max_source_positions": SECONDS * 50,
 }
-MARKS = ("<|im_end|>", "<|im_start|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
+
+
+class AudioFamily(NamedTuple):
+    """
+    Attributes:
+        model: the name of transformers' class, without its end "ForConditionalGeneration".
+        text, audio: what config.json has beside TEXT and AUDIO.
+        begin, token, end: what stands for a sound.
+    """
+
+    model: str
+    text: dict[str, Any]
+    audio: dict[str, Any]
+    begin: str
+    token: str
+    end: str
+
+
+AUDIO_FAMILIES = {
+    "qwen2_audio": AudioFamily(
+        "Qwen2Audio", {"model_type": "qwen2"}, {}, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"
+    ),
+    "voxtral": AudioFamily(
+        "Voxtral",
+        {"model_type": "llama", "head_dim": 16},
+        {"encoder_ffn_dim": 96},
+        *("[BEGIN_AUDIO]", "[AUDIO]", ""),
+    ),
+}
 TEMPLATE = (
     "{% set number = namespace(value=0) %}{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
     "{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if 'audio' in part or 'audio_url' in part %}"
     "{% set number.value = number.value + 1 %}"
-    "Audio {{ number.value }}: <|audio_bos|><|AUDIO|><|audio_eos|>\n"
+    "Audio {{ number.value }}: MARK\n"
     "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """It finds sounds as Qwen2-Audio's does: by the name of the field."""
 
 
-def make_audio_model(directory: Path, **audio: Any) -> Any:
-    """A random float32 Qwen2-Audio of transformers' in `directory`.
+def make_audio_model(
+    directory: Path,
+    name: str = "qwen2_audio",
+    *,
+    outer: dict[str, Any] | None = None,
+    **audio: Any,
+) -> Any:
+    """A random float32 model of transformers' in `directory`.
 
     Args:
         directory: where its files are written to.
-        audio: further fields of config.json's ``audio_config``.
+        name: one of AUDIO_FAMILIES.
+        outer: further fields of config.json itself.
+        audio: further fields of its ``audio_config``.
     """
     torch.manual_seed(7)
-    tokenizer = tokenizer_with(MARKS)
-    end, token = (tokenizer.token_to_id(mark) for mark in ("<|im_end|>", "<|AUDIO|>"))
-    text = TEXT | {"model_type": "qwen2", "bos_token_id": None, "eos_token_id": end}
-    config = transformers.Qwen2AudioConfig(
-        text_config=text,
-        audio_config=AUDIO | audio,
+    family = AUDIO_FAMILIES[name]
+    marks = "<|im_end|>", "<|im_start|>", family.begin, family.token, family.end
+    tokenizer = tokenizer_with([mark for mark in marks if mark])
+    end, token = (tokenizer.token_to_id(mark) for mark in ("<|im_end|>", family.token))
+    config = getattr(transformers, f"{family.model}Config")(
+        text_config=TEXT | family.text | {"bos_token_id": None, "eos_token_id": end},
+        audio_config=AUDIO | family.audio | audio,
         audio_token_id=token,
-        tie_word_embeddings=False,
+        **({"tie_word_embeddings": False} | (outer or {})),
     )
-    model = transformers.Qwen2AudioForConditionalGeneration(config).eval()
+    model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
     draw_weights(model, 1.0)
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
@@ -73,7 +111,7 @@ def make_audio_model(directory: Path, **audio: Any) -> Any:
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": "<|im_end|>",
-            "chat_template": TEMPLATE,
+            "chat_template": TEMPLATE.replace("MARK", family.begin + family.token + family.end),
         },
         "preprocessor_config.json": settings,
     }.items():
@@ -88,8 +126,17 @@ def extractor() -> Any:
     )
 
 
-def audio_inputs(sounds: Sequence[npt.NDArray[np.float32]]) -> dict[str, Tensor]:
-    """What transformers' model takes for sounds with RATE samples a second."""
+def audio_inputs(
+    sounds: Sequence[npt.NDArray[np.float32]], model: str = "qwen2_audio"
+) -> dict[str, Tensor]:
+    """What transformers' model takes for sounds with RATE samples a second.
+
+    Args:
+        sounds: the sounds.
+        model: the ``model_type`` of its config.
+    """
+    if model == "voxtral":
+        return {"input_features": _parts_of(sounds)}
     found = extractor()(
         list(sounds), sampling_rate=RATE, return_attention_mask=True, return_tensors="pt"
     )
@@ -97,6 +144,16 @@ def audio_inputs(sounds: Sequence[npt.NDArray[np.float32]]) -> dict[str, Tensor]
         "input_features": found["input_features"],
         "feature_attention_mask": found["attention_mask"],
     }
+
+
+def _parts_of(sounds: Sequence[npt.NDArray[np.float32]]) -> Tensor:
+    """As `VoxtralProcessor` makes them with its own arguments of the extractor."""
+    kind, given = VoxtralProcessor, VoxtralProcessor.audio_kwargs
+    processor: Any = object.__new__(kind)
+    processor.feature_extractor = extractor()
+    most = {"pad_to_multiple_of": SECONDS * RATE, "max_source_positions": SECONDS * 100}
+    found: Tensor = processor._retrieve_input_features(sounds, **(given | most))
+    return found
 
 
 @one_thread()
@@ -122,7 +179,7 @@ def reference_tokens(
         do_sample=False,
         max_new_tokens=max_new_tokens,
         pad_token_id=0,
-        **(audio_inputs(sounds) if sounds else {}),
+        **(audio_inputs(sounds, model.config.model_type) if sounds else {}),
     )
     tokens: list[int] = output[0, len(token_ids) :].tolist()
     return tokens

@@ -11,6 +11,7 @@ from shmllm.frontend.prompt_items import GivenItem, GivenItems
 
 
 def prepared_of(llm: LLM, images: Sequence[Any]) -> list[PreparedItem]:
-    """Images as the engine gets them."""
+    """Images as the engine gets them; their parts, if they have some."""
     given = GivenItems([GivenItem("image", each) for each in images])
-    return [each.prepared for each in llm.front_end.items.ready("a prompt", given)]
+    ready = llm.front_end.items.ready("a prompt", given)
+    return [part for each in ready for part in each.prepared.parts]

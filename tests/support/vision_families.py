@@ -90,6 +90,10 @@ _LLAMA4_MARKS = (
     *("<|image_start|>", "<|image_end|>"),
     *("<|tile_x_separator|>", "<|tile_y_separator|>"),
 )
+_LFM2_MARKS = (
+    *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
+)
 _SQUARE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
 
 
@@ -345,6 +349,33 @@ FAMILIES = {
             "resample": BILINEAR,
             "resize_to_max_canvas": False,
             "size": _SQUARE,
+        },
+    ),
+    "lfm2_vl": VisionFamily(
+        model="Lfm2Vl",
+        text=TEXT
+        | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
+        | {"conv_L_cache": 3, "block_multiple_of": 32},
+        vision=VISION
+        | {"model_type": "siglip2_vision_model", "vision_use_head": False, "num_patches": 36},
+        outer={"projector_hidden_size": 48},
+        marks=(*_CHATML, "<image>", *_LFM2_MARKS),
+        image="<image>",
+        ids={"image_token_id": "<image>"},
+        chat="<image>",
+        processor=("Lfm2Vl", "lfm2_vl"),
+        settings=HALF_MEAN
+        | {
+            "resample": BILINEAR,
+            "downsample_factor": 2,
+            "encoder_patch_size": 16,
+            "tile_size": IMAGE_SIZE,
+            "min_tiles": 2,
+            "max_tiles": 4,
+            "min_image_tokens": 2,
+            "max_image_tokens": 6,
+            "max_pixels_tolerance": 1.5,
+            "use_thumbnail": True,
         },
     ),
     "gemma3": VisionFamily(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 import transformers
 from support.one_thread import one_thread
+from support.torchvision_modules import import_without_torchvision
 from support.vision_families import FAMILIES, PREPARED, VOCAB_SIZE, VisionFamily
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -27,6 +28,7 @@ FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
 # Llama 4's class reads the attribute, which no class has, in transformers 5.24.
 transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
+LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
 
@@ -123,6 +125,11 @@ def pixel_inputs(
     """
     if name == "llama4":  # transformers prepares its images with torchvision alone
         return {"pixel_values": normalised(name, tiles)}
+    if name == "lfm2_vl":  # and those of LFM2-VL
+        patches = LFM2_VL.convert_image_to_patches(normalised(name, tiles), 16)
+        mask = torch.ones(patches.shape[:2], dtype=torch.int32)
+        shape = torch.tensor([grid[1:]])
+        return {"pixel_values": patches, "spatial_shapes": shape, "pixel_attention_mask": mask}
     if name.startswith("llava_next"):
         pixels = normalised(name, tiles)[None]
         return {"pixel_values": pixels, "image_sizes": torch.tensor([grid[1:]])}
@@ -155,6 +162,9 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).bfloat16()
         return pixels.mul(PREPARED["rescale_factor"]).sub(0.5).div(0.5).float()
     mean, std = (np.array(settings[key], np.float32) for key in ("image_mean", "image_std"))
+    if name == "lfm2_vl":  # whose processor has the scale in mean and deviation
+        pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).float()
+        return pixels.sub(255 * 0.5).div(255 * 0.5)
     scaled = (tiles * PREPARED["rescale_factor"]).astype(np.float32)
     return torch.from_numpy(((scaled - mean) / std).transpose(0, 3, 1, 2))
 
@@ -228,6 +238,13 @@ def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:
         return {
             "pixel_values": torch.nn.utils.rnn.pad_sequence(tiles, batch_first=True),
             "image_sizes": torch.cat([one["image_sizes"] for one in each]),
+        }
+    if name == "lfm2_vl":
+        return {
+            key: torch.nn.utils.rnn.pad_sequence(
+                [part for one in each for part in one[key]], batch_first=True
+            )
+            for key in each[0]
         }
     if "image_sizes" in each[0]:
         height, width = torch.cat([one["image_sizes"] for one in each]).amax(0).tolist()

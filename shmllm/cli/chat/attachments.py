@@ -22,7 +22,8 @@ from shmllm.frontend.items.files import item_of_path
 from shmllm.params.items import Modality
 
 if TYPE_CHECKING:
-    from shmllm.frontend.prompt_items import PromptItems, ReadyItem
+    from shmllm.frontend.items.ready import ReadyItem
+    from shmllm.frontend.prompt_items import PromptItems
 
 Part = dict[str, Any]
 TYPES: dict[str, Modality] = {"image_url": "image", "audio_url": "audio", "video_url": "video"}

@@ -29,21 +29,25 @@ def log_mel(samples: NDArray[np.float32], settings: AudioSettings) -> NDArray[np
     """Computes features.
 
     Args:
-        samples: [n], at most `settings.most_samples`, with the rate of the settings.
+        samples: [n], with the rate of the settings.
         settings: those of the extractor.
 
     Returns:
-        [frames, num_mels]: `count_frames` and FRAMES_BEHIND, at most `settings.most_frames`.
+        [frames, num_mels]: `count_frames` and FRAMES_BEHIND, but none behind the last part of
+        `settings.most_frames`.
     """
-    count = min(count_frames(len(samples), settings) + FRAMES_BEHIND, settings.most_frames)
-    window = settings.window
-    whole = np.zeros(settings.most_samples)
+    most, window = settings.most_frames, settings.window
+    num_parts = -(-len(samples) // settings.most_samples)
+    count = min(count_frames(len(samples), settings) + FRAMES_BEHIND, num_parts * most)
+    whole = np.zeros(num_parts * settings.most_samples)
     whole[: len(samples)] = samples
     padded = np.pad(whole, window // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, window)[:: settings.hop][:count]
-    power = np.abs(np.fft.rfft(frames * _hann(window))) ** 2
-    mels = np.maximum(power @ _filters(settings), _FLOOR)
-    logs = np.log10(mels).astype(np.float32)
+    logs = np.empty((count, settings.num_mels), np.float32)
+    for start in range(0, count, most):  # the memory of one part
+        power = np.abs(np.fft.rfft(frames[start : start + most] * _hann(window))) ** 2
+        mels = np.maximum(power @ _filters(settings), _FLOOR)
+        logs[start : start + most] = np.log10(mels)
     features = (np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0
     return np.ascontiguousarray(features, np.float32)
 

@@ -40,7 +40,8 @@ class AudioProcessor(ItemProcessor[Sound]):
         super().__init__(placeholder)
         placeholder.check_settings(settings)
         self._settings = settings
-        self._count, self._fills = placeholder.count, placeholder.fills
+        self._count = placeholder.count
+        self._divides, self._fills = placeholder.divides, placeholder.fills
 
     @classmethod
     def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> Self:
@@ -78,6 +79,8 @@ class AudioProcessor(ItemProcessor[Sound]):
         self, opened: Sound, overrides: Mapping[str, Any] = NO_OVERRIDES, name: str = "the sound"
     ) -> PreparedItem:
         samples = self._heard(opened, overrides, name)
+        if self._divides:
+            return self._divided(samples)
         if self._fills:
             samples = np.pad(samples, (0, self._settings.most_samples - len(samples)))
         grid = (count_frames(len(samples), self._settings), 1, 1)
@@ -90,6 +93,17 @@ class AudioProcessor(ItemProcessor[Sound]):
         features.flags.writeable = False
         return PreparedItem(features, grid, count)
 
+    def _divided(self, samples: Any) -> PreparedItem:
+        """All parts of a sound, the last one with silence behind the end."""
+        settings = self._settings
+        features = log_mel(
+            np.pad(samples, (0, -len(samples) % settings.most_samples)), settings
+        ).reshape(-1, settings.most_frames, settings.num_mels)
+        features.flags.writeable = False
+        grid = (settings.most_frames, 1, 1)
+        parts = [PreparedItem(part, grid, self._count(grid)) for part in features]
+        return PreparedItem.of_parts(parts, (len(parts), 1, 1))
+
     def _heard(self, sound: Sound, overrides: Mapping[str, Any], name: str) -> Any:
         """The samples of which features are made."""
         for key, value in overrides.items():
@@ -101,6 +115,8 @@ class AudioProcessor(ItemProcessor[Sound]):
                     value=key,
                 )
         most = self._settings.most_samples
+        if self._divides and not overrides.get(_TRUNCATION):
+            return sound.samples
         if len(sound.samples) > most and not overrides.get(_TRUNCATION):
             seconds = self._settings.most_seconds
             raise RequestError(

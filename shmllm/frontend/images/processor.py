@@ -17,7 +17,7 @@ from shmllm.formats.image_settings import ImageSettings, read_image_settings
 from shmllm.formats.processor_files import missing_settings
 from shmllm.frontend.images.opening import open_image
 from shmllm.frontend.images.picture import Picture
-from shmllm.frontend.images.rules.family import Rules
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.registry import rules_of_model, rules_of_request
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
@@ -88,10 +88,14 @@ class ImageProcessor(ItemProcessor[Picture]):
     ) -> PreparedItem:
         rules = self._rules_for(overrides, name)
         try:
-            tiles = rules.tiles(opened)
-            self._sides.check_sides(*tiles.pixels.shape[1:3])
+            return self._prepared(rules.tiles(opened))
         except RequestError as error:
             raise RequestError(f"{name}: {error}", parameter=error.parameter) from None
+
+    def _prepared(self, tiles: Tiles) -> PreparedItem:
+        if tiles.parts:
+            return PreparedItem.of_parts(map(self._prepared, tiles.parts), tiles.grid)
+        self._sides.check_sides(*tiles.pixels.shape[1:3])
         tiles.pixels.flags.writeable = False
         return PreparedItem(tiles.pixels, tiles.grid, self._sides.count(tiles.grid))
 

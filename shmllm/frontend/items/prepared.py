@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.params.items import Grid
@@ -21,15 +22,18 @@ class PreparedItem:
         data: contiguous and read-only. Of an image pixels, uint8 [tiles, height, width, 3], which
             `pixel_table` in formats/image_settings.py turns into the tower's inputs. Of a sound
             features, float32 [frames, features].
-        grid: how they lie. CLIP and SigLIP: (1, 1, 1). Qwen, GLM and Mistral 3: (1, rows, columns)
-            of patches before they are merged. Idefics3, SmolVLM: (tiles, rows, columns), the whole
-            image is the last tile; rows and columns are 0 if it is the only one. InternVL and
-            Llama 4: the same, but 1 if it is the only one. Gemma 3: (1 + crops, 1, 1), the whole
-            image is the first tile. LLaVA-NeXT: (tiles, height, width) of the image in pixels,
-            likewise. A sound: (frames, 1, 1), without those behind its end.
+        grid: how they lie. CLIP and SigLIP: (1, 1, 1). Qwen, GLM, Mistral 3, and parts of LFM2-VL:
+            (1, rows, columns) of patches before they are merged. Idefics3, SmolVLM: (tiles, rows,
+            columns), the whole image is the last tile; rows and columns are 0 if it is the only
+            one. InternVL and Llama 4: the same, but 1 if it is the only one. Gemma 3: (1 + crops,
+            1, 1), the whole image is the first tile. LLaVA-NeXT: (tiles, height, width) of the
+            image in pixels, likewise. A sound: (frames, 1, 1), without those behind its end.
         num_tokens: the number of its embeddings.
         frame_seconds: of a video the time between two frames of its grid.
         times: of a video the second of each frame of its grid.
+        divided: of an item that the engine computes in parts, such as tiles of several sizes, these
+            in the order of their embeddings. It has no data of its own, and the grid
+            (parts, rows, columns), where rows and columns say how they lie.
     """
 
     data: NDArray[Any]
@@ -37,6 +41,24 @@ class PreparedItem:
     num_tokens: int
     frame_seconds: float = 0.0
     times: tuple[float, ...] = ()
+    divided: tuple[PreparedItem, ...] = ()
+
+    @classmethod
+    def of_parts(cls, parts: Iterable[PreparedItem], grid: Grid) -> PreparedItem:
+        """An item in several parts."""
+        divided = tuple(parts)
+        num_tokens = sum(part.num_tokens for part in divided)
+        return cls(np.empty(0, np.uint8), grid, num_tokens, divided=divided)
+
+    @property
+    def parts(self) -> tuple[PreparedItem, ...]:
+        """The parts, or the item itself."""
+        return self.divided or (self,)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the data of all parts."""
+        return sum(part.data.nbytes for part in self.parts)
 
 
 class PreparedItems:
@@ -82,17 +104,17 @@ class PreparedItems:
     def check_integrity(self) -> None:
         """Raises AssertionError if the sum of bytes is wrong or above the limit."""
         with self._lock:
-            assert self.num_bytes == sum(each.data.nbytes for each in self._items.values())
+            assert self.num_bytes == sum(each.nbytes for each in self._items.values())
             assert self.num_bytes <= self.most_bytes
 
     def _keep(self, identity: bytes, item: PreparedItem) -> None:
-        if item.data.nbytes > self.most_bytes:
+        if item.nbytes > self.most_bytes:
             return
         with self._lock:
             if identity in self._items:
                 return
             self._items[identity] = item
-            self.num_bytes += item.data.nbytes
+            self.num_bytes += item.nbytes
             while self.num_bytes > self.most_bytes:
                 _, oldest = self._items.popitem(last=False)
-                self.num_bytes -= oldest.data.nbytes
+                self.num_bytes -= oldest.nbytes

@@ -129,11 +129,14 @@ class AudioPlaceholder(Placeholder):
 
     Attributes:
         num_mels: the features of a frame that the model's tower takes.
-        most_frames: the frames of the longest sound.
+        most_frames: the frames of the longest sound, or of each part of one.
+        divides: whether a sound may be longer, and is divided into parts of so many frames, of
+            which those behind its end are silent.
         fills: whether a sound has so many, of which those behind its end are silent.
     """
 
     modality: ClassVar[Modality] = "audio"
+    divides: ClassVar[bool] = False
     fills: ClassVar[bool] = False
 
     num_mels: int

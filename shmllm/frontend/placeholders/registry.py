@@ -12,6 +12,7 @@ from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.glm4v import Glm4vPlaceholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
+from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import LlavaNextPlaceholder, LlavaPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
@@ -22,12 +23,14 @@ from shmllm.frontend.placeholders.qwen_vl import (
     QwenVideoPlaceholder,
     QwenVLPlaceholder,
 )
+from shmllm.frontend.placeholders.voxtral import VoxtralPlaceholder
 from shmllm.frontend.placeholders.whisper import WhisperPlaceholder
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Glm4vForConditionalGeneration": (Glm4vPlaceholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
+    "Lfm2VlForConditionalGeneration": (Lfm2VlPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),
@@ -40,6 +43,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "WhisperForConditionalGeneration": (WhisperPlaceholder,),
+    "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
 }
 """One for each modality that the architecture takes."""

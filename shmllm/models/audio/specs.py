@@ -81,6 +81,22 @@ class KeysTower(WhisperTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VoxtralTower(WhisperTower):
+    """The encoder of Whisper, a norm, and two projections of several of its results together.
+
+    Attributes:
+        factor: how many results become an embedding.
+        projector_activation: the activation between the projections.
+    """
+
+    factor: int = 4
+    projector_activation: VisionActivation = "gelu"
+
+    def num_embeddings(self, frames: int) -> int:
+        return num_positions(frames) // self.factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AudioSpec:
     """What a model computes of sounds.
 

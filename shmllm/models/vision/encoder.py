@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
-from shmllm.models.vision.encoder_spec import EncoderSpec
+from shmllm.models.vision.encoder_spec import EncoderSpec, LayerSpec
 from shmllm.models.vision.tiles import patches_of
 
 
@@ -37,7 +37,7 @@ class Encoder:
             tower.make_layer_norm(f"{prefix}pre_layrnorm", width, spec.eps) if is_clip else None
         )
         self._layers = [
-            _EncoderLayer(spec, f"{prefix}encoder.layers.{layer}", tower)
+            EncoderLayer(spec, f"{prefix}encoder.layers.{layer}", tower)
             for layer in range(spec.num_layers)
         ]
         self._final_norm = (
@@ -81,10 +81,10 @@ class Encoder:
         return self._positions[(rows[:, None] * side + rows).flatten()]
 
 
-class _EncoderLayer:
+class EncoderLayer:
     """One layer: attention and an MLP, each behind a norm."""
 
-    def __init__(self, spec: EncoderSpec, prefix: str, tower: Tower) -> None:
+    def __init__(self, spec: LayerSpec, prefix: str, tower: Tower) -> None:
         width = spec.hidden_size
         self._heads = spec.num_heads
         self._activation = ACTIVATIONS[spec.activation]

@@ -6,9 +6,28 @@ This module must not import torch: front ends import it too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
+
+
+class LayerSpec(Protocol):
+    """What a layer of CLIP and SigLIP needs of a spec; see `EncoderSpec`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def inner(self) -> int: ...
+
+    @property
+    def activation(self) -> VisionActivation: ...
+
+    @property
+    def eps(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from shmllm.models.tower import ACTIVATIONS, Tower
-from shmllm.models.vision.specs import SquaresTower
 from shmllm.models.vision.squares import Rotation, attend_within
+from shmllm.models.vision.squares_spec import RotatedTower
 
 EPS = 1e-6
 """Of all norms of these towers."""
@@ -23,7 +23,7 @@ class PlainLayer:
     """
 
     def __init__(
-        self, spec: SquaresTower, prefix: str, projections: tuple[str, str], tower: Tower
+        self, spec: RotatedTower, prefix: str, projections: tuple[str, str], tower: Tower
     ) -> None:
         width = spec.hidden_size
         up, down = projections

@@ -11,14 +11,12 @@ from math import prod
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
+from shmllm.models.vision.squares_spec import ROTATING, RotatedTower, SquaresTower
 
 Grid = tuple[int, int, int]
 """The shape of a prepared image. Of any size: (1, rows, columns) in patches. Of tiles: (tiles,
 rows, columns), where rows and columns say how they lie, and are 1 if they do not matter; see also
 `LlavaNextTower`."""
-ROTATING = 12
-"""About how many tensors of the stream's width are in memory while queries and keys are rotated in
-float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,51 +148,12 @@ class Gemma3Tower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SquaresTower:
-    """An encoder for images of any size, and projections of squares of its results.
-
-    Attributes:
-        hidden_size: the width of the stream.
-        num_layers: the number of layers.
-        num_heads: the number of heads.
-        inner: the width of the activation's output.
-        patch_size: the height and the width of a patch, in pixels.
-        merge_size: the side of a square, in patches.
-        activation: the activation of the MLPs.
-        theta: the base of the wavelengths of the rotations.
-        num_frames: how often a patch of an image is repeated: that many frames make one.
-    """
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    inner: int
-    patch_size: int
-    merge_size: int
-    activation: VisionActivation
-    theta: float
-    num_frames: int = 1
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters."""
-        of_patches = 3 * self.num_frames * self.patch_size**2
-        of_layers = self.num_layers * (4 * self.hidden_size + 3 * self.inner)
-        return self.hidden_size * (of_patches + of_layers + self.merge_size**4 * self.hidden_size)
-
-    @property
-    def most_activations(self) -> int:
-        """See `EncoderSpec.most_activations`."""
-        return max(4 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen2Tower(SquaresTower):
+class Qwen2Tower(RotatedTower):
     """All patches of an image attend to one another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen2_5Tower(SquaresTower):
+class Qwen2_5Tower(RotatedTower):
     """
     Attributes:
         window: the side of the windows that patches attend within, in squares.
@@ -206,7 +165,7 @@ class Qwen2_5Tower(SquaresTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Tower(SquaresTower):
+class Qwen3Tower(RotatedTower):
     """
     Attributes:
         num_positions: the length of the table of positions, a square number.
@@ -231,7 +190,7 @@ class Qwen3Tower(SquaresTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glm4vTower(SquaresTower):
+class Glm4vTower(RotatedTower):
     """
     Attributes:
         num_positions: the length of the table of positions, a square number.
@@ -252,7 +211,7 @@ class Glm4vTower(SquaresTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PixtralTower(SquaresTower):
+class PixtralTower(RotatedTower):
     """
     Attributes:
         num_stored: how many layers a checkpoint has of it.
@@ -267,6 +226,34 @@ class PixtralTower(SquaresTower):
     bias: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm2VlTower(SquaresTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        eps: of the norms of the encoder.
+        projector_norm: whether squares have a norm before the projections.
+        projector_inner: the width of the output of the first projection.
+        projector_activation: the activation between the projections.
+        projector_bias: whether these have a bias.
+    """
+
+    num_positions: int
+    eps: float
+    projector_norm: bool
+    projector_inner: int
+    projector_activation: VisionActivation
+    projector_bias: bool
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
+        of_patches = 3 * self.patch_size**2 + self.num_positions
+        of_squares = self.merge_size**2 * self.projector_inner
+        return self.hidden_size * (of_layers + of_patches + of_squares)
+
+
 TowerSpec = (
     LlavaTower
     | LlavaNextTower
@@ -279,6 +266,7 @@ TowerSpec = (
     | Qwen3Tower
     | PixtralTower
     | Glm4vTower
+    | Lfm2VlTower
 )
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from shmllm.models.tower import Dense, attend
-from shmllm.models.vision.specs import Grid, SquaresTower
+from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.squares_spec import RotatedTower, SquaresTower
 from shmllm.models.vision.tiles import patches_of
 
 
@@ -29,14 +30,13 @@ def in_squares(x: Tensor, size: int) -> Tensor:
     return squares.transpose(1, 2).flatten(0, 3)
 
 
-def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: Dense) -> Tensor:
-    """Returns the embeddings of an image's patches, [patches, width], square by square.
+def patches_in_squares(pixels: Tensor, grid: Grid, spec: SquaresTower) -> Tensor:
+    """Returns an image's patches, [patches, 3, frames, size, size], square by square.
 
     Args:
         pixels: [frames, 3, height, width]: an image, or as many frames of a video as become one.
         grid: the shape of the image.
         spec: what the tower computes.
-        projection: of the pixels of a patch, [width, 3, frames, size, size].
 
     Raises:
         ValueError: the image has another shape, or is not made of squares.
@@ -52,7 +52,17 @@ def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: De
     if rows % square or columns % square:
         raise ValueError(f"a grid of {rows} x {columns} patches has no squares of {square}")
     of_frames = torch.stack([patches_of(frame, size) for frame in pixels], 3)
-    patches = in_squares(of_frames, square)  # [patches, 3, frames, size, size]
+    return in_squares(of_frames, square)
+
+
+def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: Dense) -> Tensor:
+    """Returns the embeddings of an image's patches, [patches, width], square by square.
+
+    Args:
+        pixels, grid, spec: see `patches_in_squares`.
+        projection: of the pixels of a patch, [width, 3, frames, size, size].
+    """
+    patches = patches_in_squares(pixels, grid, spec)
     repeated = patches.expand(-1, -1, spec.num_frames, -1, -1)
     return projection(repeated.flatten(1).to(projection.weight.dtype))
 
@@ -70,7 +80,7 @@ class Rotation:
     """
 
     def __init__(
-        self, grid: Grid, spec: SquaresTower, device: torch.device, *, alternating: bool = False
+        self, grid: Grid, spec: RotatedTower, device: torch.device, *, alternating: bool = False
     ) -> None:
         _, rows, columns = grid
         half = spec.hidden_size // spec.num_heads // 2

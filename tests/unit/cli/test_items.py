@@ -16,8 +16,8 @@ from shmllm.cli.item_prompts import items_of_row, prompt_with_items
 from shmllm.cli.items import CommandItems, modalities_of
 from shmllm.cli.session import CommandSession
 from shmllm.errors import RequestError
+from shmllm.frontend.items.ready import ReadyItem
 from shmllm.frontend.model_files import bundled_model
-from shmllm.frontend.prompt_items import ReadyItem
 
 ENGINE = {"model": "tiny", "revision": None, "hf_overrides": None, "language_model_only": False}
 

@@ -14,12 +14,12 @@ from shmllm.config.items import ItemInfo
 from shmllm.errors import RequestError
 from shmllm.frontend import prompt_items
 from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.items.ready import ReadyItem
 from shmllm.frontend.prompt_items import (
     GivenItem,
     GivenItems,
     ItemOptions,
     PromptItems,
-    ReadyItem,
     given_items,
 )
 
@@ -225,6 +225,35 @@ def test_an_item_with_too_many_bytes_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_an_engine_without_images_refuses_them() -> None:
     with pytest.raises(RequestError, match="the model takes no images"):
         ready(PromptItems(info()), picture(1))
+
+
+class PartsProcessor(Processor):
+    """Makes two parts of an image, of one and of several embeddings."""
+
+    def prepare(self, picture: Any, overrides: Any, name: str) -> PreparedItem:
+        first = super().prepare(picture, overrides, name)
+        data = np.full((1, 3, 1, 3), 7, np.uint8)
+        return PreparedItem.of_parts([PreparedItem(data, (1, 1, 2), 1), first], (2, 1, 1))
+
+
+def test_an_image_in_parts_is_several_items_of_the_engine() -> None:
+    images = make()
+    images._processors["image"] = PartsProcessor()  # type: ignore[assignment]
+    found = ready(images, picture(1), picture(2), picture(1))
+    assert [each.prepared.num_tokens for each in found] == [3, 3, 3]
+    items = images.items("the prompt", [0] * 9, found)
+    assert [each.num_embeds for each in items] == [1, 2] * 3
+    assert [each.grid for each in items] == [(1, 1, 2), (1, 1, 1)] * 3
+    assert [each.data.shape for each in items] == [(1, 3, 1, 3), (1, 2, 2, 3)] * 3
+    identities = [each.identity for each in items]
+    assert identities[:2] == identities[4:]
+    assert len(set(identities)) == 4
+    assert {len(each) for each in identities} == {32}
+    large = ready(images, picture(1), tokens=MOST_EMBEDS)
+    assert len(images.items("the prompt", [0] * 9, large)) == 2
+    larger = ready(images, picture(1), tokens=MOST_EMBEDS + 1)
+    with pytest.raises(RequestError, match="image 1 has 9 embeddings, more than the 8"):
+        images.items("the prompt", [0] * 10, larger)
 
 
 class VideoProcessor(Processor):

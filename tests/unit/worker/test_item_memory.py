@@ -179,6 +179,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "vision_output_dim": 4096,
         },
     },
+    "Lfm2Vl": {
+        "model_type": "lfm2_vl",
+        "text_config": {
+            "model_type": "lfm2",
+            "vocab_size": 65536,
+            "hidden_size": 2048,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128000,
+            "layer_types": ["conv", "full_attention"],
+        },
+        "vision_config": {
+            "model_type": "siglip2_vision_model",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 16,
+            "vision_use_head": False,
+        },
+    },
     "Gemma3": {
         "model_type": "gemma3",
         "image_token_index": 262144,
@@ -226,8 +248,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
-LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Gemma 3 4B and SmolVLM (2B), with fewer layers of
-text."""
+LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, LFM2-VL-1.6B, Gemma 3 4B and SmolVLM (2B), with fewer
+layers of text."""
 
 
 class Allocations(TorchDispatchMode):

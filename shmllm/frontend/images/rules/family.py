@@ -23,10 +23,13 @@ class Tiles:
     Attributes:
         pixels: uint8 [tiles, height, width, 3], contiguous.
         grid: see `Grid`.
+        parts: the tiles of an image whose tiles have several sizes, each with a grid of its own;
+            such an image has no `pixels`, and its grid is (parts, rows, columns).
     """
 
     pixels: NDArray[np.uint8]
     grid: Grid
+    parts: tuple[Tiles, ...] = ()
 
 
 class Rules(ABC):

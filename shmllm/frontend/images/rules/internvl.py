@@ -11,6 +11,7 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import MOST_PIXELS, Picture, pixels_of, resized
+from shmllm.frontend.images.rules.arrangements import Arrangement, cut, nearest
 from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED
@@ -67,13 +68,11 @@ class InternVLRules(Rules):
             if self.resize:
                 picture = resized(picture, width, height, self.resample)
             return Tiles(pixels_of(picture)[None], (1, 1, 1))
-        columns, rows = self._columns_and_rows(*picture.size)
-        whole = pixels_of(resized(picture, width * columns, height * rows, self.resample))
+        found = nearest(picture, self.tile, _arrangements(self.fewest, self.most))
+        columns, rows = found
         count = rows * columns
         pixels = np.empty((count + (count > 1), height, width, 3), np.uint8)
-        pixels[:count].reshape(rows, columns, height, width, 3)[...] = whole.reshape(
-            rows, height, columns, width, 3
-        ).swapaxes(1, 2)
+        pixels[:count] = cut(picture, self.tile, found, self.resample)
         if count > 1:
             pixels[-1] = pixels_of(resized(picture, width, height, self.resample))
         return Tiles(pixels, (len(pixels), rows, columns))
@@ -81,22 +80,10 @@ class InternVLRules(Rules):
     def largest(self) -> Grid | None:
         return (self.most + (self.most > 1), 1, self.most)
 
-    def _columns_and_rows(self, width: int, height: int) -> tuple[int, int]:
-        """How many tiles an image becomes: those with the nearest ratio of width to height, and of
-        several the most that have less than twice its pixels."""
-        ratio, nearest, found = width / height, float("inf"), (1, 1)
-        for each in _arrangements(self.fewest, self.most):
-            columns, rows = each
-            distance = abs(ratio - columns / rows)
-            area = 0.5 * self.tile[0] * self.tile[1] * columns * rows
-            if distance < nearest or (distance == nearest and width * height > area):
-                nearest, found = distance, each
-        return found
-
 
 @lru_cache(8)
-def _arrangements(fewest: int, most: int) -> list[tuple[int, int]]:
-    """All numbers of columns and rows, those with fewer tiles first."""
+def _arrangements(fewest: int, most: int) -> list[Arrangement]:
+    """All arrangements, those with fewer tiles first."""
     found = [
         (columns, rows)
         for columns in range(1, most + 1)

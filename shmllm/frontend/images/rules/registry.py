@@ -13,6 +13,7 @@ from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
+from shmllm.frontend.images.rules.lfm2_vl import Lfm2VlRules
 from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.options import Options
@@ -27,6 +28,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "SiglipImageProcessor": SiglipRules,
     "Glm4vImageProcessor": Glm4vRules,
     "GotOcr2ImageProcessor": InternVLRules,
+    "Lfm2VlImageProcessor": Lfm2VlRules,
     "Llama4ImageProcessor": Llama4Rules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,

@@ -6,16 +6,14 @@ Its processor needs torchvision, which resizes pixels; its functions choose size
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.torchvision_modules import import_without_torchvision
 from support.variants import slow
 from transformers.image_transforms import split_to_tiles
 from transformers.image_utils import SizeDict
@@ -26,21 +24,7 @@ from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.registry import rules_of_model, rules_of_request
 
 SIDE = 32
-_STUBS = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
-
-
-def functions() -> Any:
-    """Import the module while empty ones stand for torchvision's."""
-    names = [name for name in (*_STUBS, f"{_STUBS[-1]}.functional") if name not in sys.modules]
-    sys.modules.update({name: ModuleType(name) for name in names})
-    try:
-        return import_module("transformers.models.llama4.image_processing_llama4")
-    finally:
-        for name in names:
-            del sys.modules[name]
-
-
-THEIRS = functions()
+THEIRS = import_without_torchvision("llama4.image_processing_llama4")
 
 
 def settings(**values: Any) -> Any:

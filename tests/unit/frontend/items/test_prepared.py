@@ -31,6 +31,17 @@ def test_the_least_recently_used_items_give_way() -> None:
     cache.check_integrity()
 
 
+def test_the_bytes_of_all_parts_count() -> None:
+    cache = PreparedItems(100)
+    item = PreparedItem.of_parts([prepared(30), prepared(40)], (2, 1, 1))
+    assert (item.nbytes, item.num_tokens, len(item.parts)) == (70, 2, 2)
+    cache.get(b"a", lambda: item)
+    assert cache.num_bytes == 70
+    cache.get(b"b", lambda: prepared(40))
+    assert cache.num_bytes == 40
+    cache.check_integrity()
+
+
 def test_an_item_that_two_prepare_at_once_is_kept_once() -> None:
     cache = PreparedItems(100)
     cache.get(b"a", lambda: cache.get(b"a", lambda: prepared(40)))

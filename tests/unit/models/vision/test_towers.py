@@ -25,7 +25,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-ANY_SIZE = ("glm4v", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+ANY_SIZE = ("glm4v", "lfm2_vl", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 JOINED = ("llava_next",)
 """Families whose tiles make up a picture."""
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
@@ -36,6 +36,7 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen3_vl_moe": [(1, 4, 6)],
     "glm4v": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 10, 2)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
+    "lfm2_vl": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
@@ -130,6 +131,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Pixtral with larger squares": ("mistral3", {}, {"spatial_merge_size": 3}),
     "Pixtral with other wavelengths": ("mistral3", {"rope_theta": 100.0}, {}),
+    "LFM2-VL without a norm and biases": (
+        "lfm2_vl",
+        {"hidden_act": "gelu", "vision_use_head": True, "layer_norm_eps": 1e-3},
+        {"projector_use_layernorm": False, "projector_bias": False},
+    ),
+    "LFM2-VL with larger squares": (
+        "lfm2_vl",
+        {"num_patches": 4},
+        {"downsample_factor": 3, "projector_hidden_act": "silu"},
+    ),
     "other wavelengths": (
         "qwen3_vl",
         {"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}, "hidden_act": "silu"},

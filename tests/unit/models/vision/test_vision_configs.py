@@ -210,6 +210,16 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("llava_next", OUTER, {"use_image_newline_parameter": False}, "newline_parameter false is not"),
     ("llava_next", VISION, {"model_type": "pixtral"}, "model_type 'pixtral' is not supported"),
     ("llava_next", TEXT, {"model_type": "phi3"}, "model_type 'phi3' is not supported.*: llama, mi"),
+    ("lfm2_vl", VISION, {"model_type": "siglip_vision_model"}, "supported: siglip2_vision_model"),
+    ("lfm2_vl", VISION, {"num_patches": 35}, r"num_patches \(35\) must be a square number"),
+    ("lfm2_vl", VISION, {"patch_size": [16, 8]}, r"patch_size \[16, 8\] is not supported, only a"),
+    ("lfm2_vl", VISION, {"num_attention_heads": 3}, r"num_attention_heads \(3\) must divide"),
+    ("lfm2_vl", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("lfm2_vl", VISION, {"num_channels": 1}, "num_channels 1 is not supported"),
+    ("lfm2_vl", OUTER, {"projector_hidden_act": "relu"}, "projector_hidden_act 'relu' is not"),
+    ("lfm2_vl", OUTER, {"vision_feature_layer": -2}, "vision_feature_layer -2 is not supported"),
+    ("lfm2_vl", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("lfm2_vl", TEXT, {"model_type": "lfm2_moe"}, "model_type 'lfm2_moe' is not supported"),
     ("llama4", VISION, {"model_type": "siglip_vision_model"}, "supported: llama4_vision_model"),
     ("llama4", VISION, {"hidden_act": "silu"}, "hidden_act 'silu' is not supported"),
     ("llama4", VISION, {"multi_modal_projector_bias": True}, "projector_bias True is not"),
@@ -374,7 +384,7 @@ def test_every_family_says_what_a_prompt_needs(
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name == "gemma3")
     assert vision.num_levels == (3 if name.startswith("qwen3") else 0)
-    any_size = name.startswith(("glm4v", "qwen", "mistral"))
+    any_size = name.startswith(("glm4v", "lfm2", "qwen", "mistral"))
     assert vision.has_axes == name.startswith(("glm4v", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
@@ -553,10 +563,10 @@ def test_families_whose_towers_do_not_run_load_without(
     configs: dict[str, str], tmp_path: Path
 ) -> None:
     whole = json.loads(configs["llava"])
-    whole["architectures"] = ["Lfm2VlForConditionalGeneration"]
-    whole["text_config"] |= {"model_type": "lfm2", "layer_types": ["conv", "full_attention"] * 2}
-    whole["text_config"]["num_hidden_layers"] = 4
-    whole["vision_config"]["model_type"] = "siglip2_vision_model"
+    whole["architectures"] = ["Gemma3nForConditionalGeneration"]
+    whole["text_config"] |= {"model_type": "gemma3n_text", "num_kv_shared_layers": 0}
+    whole["text_config"] |= {"laurel_rank": 16, "activation_sparsity_pattern": None}
+    whole["vision_config"]["model_type"] = "gemma3n_vision"
     assert read(tmp_path, whole).vision is None
 
 

@@ -1,0 +1,68 @@
+"""Voxtral: Whisper's encoder for sounds in parts of 30 seconds, two projections, and Llama."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shmllm.models import llama
+from shmllm.models.audio.fields import read_whisper
+from shmllm.models.audio.specs import AudioSpec, VoxtralTower
+from shmllm.models.config import ModelConfig
+from shmllm.models.fields import Fields
+from shmllm.models.vision.fields import read_item_token, read_vision_activation
+
+AUDIO_TOKEN = 24
+"""The one that transformers' processor has, whose configuration has none."""
+_TEXT_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 131072,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e8,
+}
+_TYPE = "voxtral_encoder"
+_NAMES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+}
+"""Other names of fields of ``audio_config``, for those of Whisper."""
+
+
+def configure(fields: Fields) -> ModelConfig:
+    config = llama.configure(fields.with_defaults(_TEXT_DEFAULTS))
+    audio = read_audio(fields, config.vocab_size)
+    return replace(config, audio=audio, tie_word_embeddings=False)  # whatever the file says
+
+
+def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
+    """Returns what the model computes of sounds; None: it has no ``audio_config``."""
+    values, whole = fields.whole.table("audio_config"), fields.whole
+    if not values:
+        return None
+    renamed = {_NAMES.get(name, name): value for name, value in values.items()} | values
+    audio = Fields(renamed, f"{whole.where}: audio_config")
+    if (found := audio.text("model_type", _TYPE)) != _TYPE:
+        raise audio.error(f"model_type {found!r} is not supported; supported: {_TYPE}")
+    tower = read_whisper(audio, VoxtralTower, num_layers=32, num_heads=20, inner=5120, num_mels=128)
+    factor = tower.inner // tower.hidden_size
+    if tower.inner != factor * tower.hidden_size or tower.num_positions % factor:
+        raise audio.error(
+            f"intermediate_size ({tower.inner}) must be a multiple of hidden_size "
+            f"({tower.hidden_size}), by a factor of max_source_positions ({tower.num_positions})"
+        )
+    return AudioSpec(
+        token=read_item_token(fields, ("audio_token_id",), AUDIO_TOKEN, vocab_size),
+        tower=replace(
+            tower,
+            factor=factor,
+            projector_activation=read_vision_activation(whole, "projector_hidden_act", "gelu"),
+        ),
+    )
