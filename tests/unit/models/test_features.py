@@ -14,6 +14,8 @@ from shmllm.models import llama
 from shmllm.models.config import ModelConfig
 from shmllm.models.features import Feature, check_features, features_of
 from shmllm.models.fields import Fields
+from shmllm.models.mixer_specs import Encoded
+from shmllm.models.shard import Shard
 from shmllm.models.specs import PRE_NORMS, MoESpec, NormSpec
 from shmllm.worker.cpu import program as cpu
 from shmllm.worker.gpu import program as gpu
@@ -49,6 +51,9 @@ def of_attention(**options: Any) -> ModelConfig:
 USES = {
     Feature.LAYER_QK_NORM: replace(of_attention(qk_norm="head"), norm=NormSpec(kind="layer")),
     Feature.TRANSPOSED: replace(PLAIN, transposed=True),
+    Feature.DIVIDED_ENCODER: replace(
+        of_attention(ahead=Encoded(8, 16), source=0), shard=Shard(1, 2)
+    ),
 }
 EXPERTS = of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True))
 
