@@ -685,11 +685,12 @@ OTHER_DECODES = (
     *itertools.product(((32, 8, 128),), ("norms behind", "growth"), (1, 5)),
     *itertools.product(((8, 1, 256), (8, 1, 512)), ("no keys",), (1, 2)),
     *itertools.product(((8, 1, 512),), ("",), (1, 2)),
+    ((20, 20, 64), "others alone", 1),
 )
 """Decodes with gates, of Qwen3-Next-80B-A3B and Qwen3.5-0.8B, with norms of all heads side by side,
 of OLMo-2-7B and 32B, with norms behind the rotation, of Hunyuan-A13B, with queries that grow, of
-Ministral-3-8B, and of Gemma 4 E2B, of layers that read the keys and values of another one,
-and of those with heads of 512: heads, feature, and tokens of a request."""
+Ministral-3-8B, of Gemma 4 E2B, of layers that read the keys and values of another one and of those
+with heads of 512, and of Whisper large, of an encoder's: heads, feature, and tokens of a request."""
 FLOAT8_VARIANTS = (DECODE, SPLIT_DECODE, PREFILL, replace(PREFILL, window=1024), BOTH_WAYS)
 
 
@@ -745,7 +746,7 @@ def decodes(
         facts |= {"has_float8": has_float8, "feature": feature}
         rows, angles = empty(4, heads + 2 * kv_heads, dim), empty(4, dim)
         norms = None
-        if feature == "no keys":
+        if feature in ("no keys", "others alone"):
             rows = rows[:, :heads]
         elif feature:
             counts_of_heads = (heads, kv_heads) if feature == "row norms" else (1, 1)
@@ -765,6 +766,7 @@ def decodes(
             is_dependent=is_dependent, ahead=ahead,
             gates=empty(4, heads, dim) if feature == "gates" else None,
             growth=QueryGrowth(0.1, 16384) if feature == "growth" else None,
+            sees_new=feature != "others alone",
         )  # fmt: skip
     facts.clear()
 

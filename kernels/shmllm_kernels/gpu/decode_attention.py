@@ -73,6 +73,7 @@ def decode_attention(
     gates: Tensor | None = None,
     growth: QueryGrowth | None = None,
     ahead: WeightsAhead | None = None,
+    sees_new: bool = True,
 ) -> None:
     """Computes ``reference.rope_write.rope_and_write`` and the causal
     ``reference.attention.paged_attention`` of a step with few tokens a request: one of a decode, or
@@ -111,6 +112,9 @@ def decode_attention(
         growth: the factor of rotated queries; None: they have none.
         ahead: the weights that the L2 cache is asked for, from compute capability 9.0 on; None:
             none.
+        sees_new: whether the last of the ``context_lens`` positions are those of the tokens
+            themselves. Otherwise each request has one token, which attends to all of these, such as
+            those of an encoder, and ``heads`` are query heads.
 
     With norms of all heads side by side each program reads those of its tokens, once more: 16 KiB a
     token with 32 query and 32 kv heads of 128, from the L2 cache.
@@ -150,6 +154,7 @@ def decode_attention(
     of_cos, of_sin = (slots, slots) if cos is None or sin is None else (cos, sin)
     has_keys = heads.shape[1] > num_heads
     assert norms is None or norms.key is not None or not has_keys, "keys have a norm, too"
+    assert sees_new or (max_tokens == 1 and not has_keys), "one token attends to others alone"
     is_of_head = norms is None or norms.query.shape == (dim,)
     assert norms is None or is_of_head or not norms.is_behind, (
         "a norm behind the rotation is one over each head"
@@ -206,6 +211,7 @@ def decode_attention(
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         BLOCK_SIZE=key_cache.shape[1],
         HAS_KEYS=has_keys,
+        SEES_NEW=sees_new,
         LOADS_FIRST=loads_first,
         IS_DEPENDENT=is_dependent,
         **config.launch_options,

@@ -159,10 +159,12 @@ def _new_tokens(starts_ptr, request, MAX_TOKENS: tl.constexpr):
 def part_of(
     step, request, kv_head, split, window, HAS_WINDOW: tl.constexpr, NUM_SPLITS: tl.constexpr,
     FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, MAX_TOKENS: tl.constexpr,
+    SEES_NEW: tl.constexpr,
 ):  # fmt: skip
     """Returns a part of a request's context."""
     token, query_len, is_padding = _new_tokens(step.starts, request, MAX_TOKENS)
-    position = tl.load(step.contexts + request) - query_len  # of the first new key
+    num_new = query_len if SEES_NEW else 0
+    position = tl.load(step.contexts + request) - num_new  # of the first new key, or behind all
     keys_begin, lowest, highest, num_parts = tiles_of(
         position, window, split, HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE
     )
@@ -183,7 +185,7 @@ def attend_part(
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr, MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr,
     HEADS_AT_ONCE: tl.constexpr, HAS_KEYS: tl.constexpr, LOADS_FIRST: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr, SEES_NEW: tl.constexpr,
 ):  # fmt: skip
     """Computes a part that is not idle.
 
@@ -318,7 +320,7 @@ def attend_part(
     own_gates = None
     if NUM_SPLITS == 1:  # they arrive while the new keys are attended to
         own_gates = load_gates(output.gates, is_row, DIM, DIM_PADDED)
-    num_seen = tl.where(is_first, query_len, 0)
+    num_seen = tl.where(is_first & SEES_NEW, query_len, 0)
     multiplied: tl.constexpr = 1 if NEW_KEYS == 1 else BLOCK_M
     new_key = from_cache(new_key, dtype, multiplied)
     new_value = from_cache(new_value, dtype, multiplied)
@@ -377,13 +379,14 @@ def attend_decodes(
     HAS_KEYS: tl.constexpr,
     LOADS_FIRST: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
+    SEES_NEW: tl.constexpr,
 ):
     if IS_DEPENDENT:
         gdc_launch_dependents()
     request, kv_head = tl.program_id(0) // NUM_KV_HEADS, tl.program_id(0) % NUM_KV_HEADS
     part = part_of(
         step, request, kv_head, tl.program_id(1), window,
-        HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE, MAX_TOKENS,
+        HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE, MAX_TOKENS, SEES_NEW,
     )  # fmt: skip
     if part.is_idle:
         if IS_DEPENDENT:
@@ -395,5 +398,5 @@ def attend_decodes(
         HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, NORM, HAS_OFFSET,
         NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
         TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, HAS_KEYS, LOADS_FIRST,
-        IS_DEPENDENT,
+        IS_DEPENDENT, SEES_NEW,
     )  # fmt: skip

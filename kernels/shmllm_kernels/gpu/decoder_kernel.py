@@ -135,14 +135,14 @@ def _attend(
         head, split = (first + further) // NUM_SPLITS, (first + further) % NUM_SPLITS
         part = part_of(
             step, head // NUM_KV_HEADS, head % NUM_KV_HEADS, split, window,
-            HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE, MAX_TOKENS,
+            HAS_WINDOW, NUM_SPLITS, FEWEST_KEYS, TILE, MAX_TOKENS, True,
         )  # fmt: skip
         if not part.is_idle:
             attend_part(
                 part, heads, strides, numbers, window, memory, None, None, None, meeting,
                 HAS_WINDOW, HAS_CAP, False, ROTARY_HALF, IS_INTERLEAVED, NORM, HAS_OFFSET, 0,
                 False, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
-                DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, True, False,
+                DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, True, False, True,
             )  # fmt: skip
     await_arrivals(meeting)  # a program may have had no part
 

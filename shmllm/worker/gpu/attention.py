@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from shmllm.models.layers import AttentionHeads, Norm
-from shmllm.models.mixer_specs import WITHIN_ITEMS
+from shmllm.models.mixer_specs import WITHIN_ITEMS, Encoded
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -63,6 +63,11 @@ class _Heads:
     interleaved: bool
     growth: QueryGrowth | None
 
+    @property
+    def changes_some(self) -> bool:
+        """Whether there is anything to compute."""
+        return any(each is not None for each in (self.cos, self.norms, self.growth))
+
 
 class AttentionOps:
     """Launches the attention of layers.
@@ -106,10 +111,12 @@ class AttentionOps:
         num_stored = 2 * spec.num_kv_heads if spec.source is None else 0
         heads = rows[:, : spec.num_heads + num_stored]
         gates = rows[:, spec.num_heads + num_stored :] if spec.gated else None
-        # An item that a request's last known token belongs to does not go on in that step.
+        most = self._step.launches[HeadShape.of(spec)].max_tokens
+        # An item that a request's last known token belongs to does not go on in that step. What an
+        # encoder has computed is the context of one token, and of each of several.
         is_plain = spec.ahead in (0, WITHIN_ITEMS)
-        is_few = self._step.launches[HeadShape.of(spec)].max_tokens > 0
-        is_one_launch = is_few and is_plain and not self._rotates_apart
+        is_one_of_decode = isinstance(spec.ahead, Encoded) and most == 1
+        is_one_launch = most > 0 and (is_plain or is_one_of_decode) and not self._rotates_apart
         cos, sin = (None, None) if spec.rope is None else self._buffers.angles[spec.rope]
         rotation = _Heads(
             None if cos is None else cos[:num_tokens],
@@ -125,7 +132,8 @@ class AttentionOps:
             self._step.launch(attend)
             return out
         query = heads[:, : spec.num_heads]  # rotated in place
-        self._rotate_and_write(query, heads, attention, rotation)
+        if rotation.changes_some or spec.source is None:
+            self._rotate_and_write(query, heads, attention, rotation)
         self._step.launch(partial(self._attend, attended, query, attention))
         if gates is not None:
             attended.mul_(gates.sigmoid_())
@@ -181,6 +189,12 @@ class AttentionOps:
         shape = HeadShape.of(attention.spec)
         launch = self._step.launches[shape]
         group, keys, values = self._cache.layers[attention.layer]
+        lengths = inputs.step.context_lens[:num_reqs]
+        is_encoded = isinstance(attention.spec.ahead, Encoded)
+        if is_encoded:
+            ends = inputs.ends(attention.spec.ahead, num_reqs)
+            assert ends is not None, "its tokens have ends in all steps"
+            lengths = ends
         decode_attention(
             out,
             heads,
@@ -188,7 +202,7 @@ class AttentionOps:
             values,
             inputs.block_tables[group, :num_reqs],
             inputs.step.query_starts[: num_reqs + 1],
-            inputs.step.context_lens[:num_reqs],
+            lengths,
             inputs.step.slots[group, : len(heads)],
             launch.config,
             attention.spec.scale,
@@ -207,6 +221,7 @@ class AttentionOps:
             gates=gates,
             growth=rotation.growth,
             ahead=self._ahead.get(attention.layer) if self._step.is_few else None,
+            sees_new=not is_encoded,
         )
 
     def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:
