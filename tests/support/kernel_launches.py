@@ -690,7 +690,7 @@ OTHER_DECODES = (
 """Decodes with gates, of Qwen3-Next-80B-A3B and Qwen3.5-0.8B, with norms of all heads side by side,
 of OLMo-2-7B and 32B, with norms behind the rotation, of Hunyuan-A13B, with queries that grow, of
 Ministral-3-8B, of Gemma 4 E2B, of layers that read the keys and values of another one and of those
-with heads of 512, and of Whisper large, of an encoder's: heads, feature, and tokens of a request."""
+with heads of 512, and of Whisper large, of an encoder's: heads, feature, tokens of a request."""
 FLOAT8_VARIANTS = (DECODE, SPLIT_DECODE, PREFILL, replace(PREFILL, window=1024), BOTH_WAYS)
 
 
