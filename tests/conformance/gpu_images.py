@@ -59,6 +59,12 @@ MADE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "qwen3_5": {
+        "vision": {"out_hidden_size": 32, "depth": 2},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "glm4v": {
         "vision": {"out_hidden_size": 32},
         "num_attention_heads": 2,
@@ -73,6 +79,7 @@ SQUARE: Grid = (1, 1, 1)
 GRIDS: dict[str, list[Grid]] = {
     "qwen3_vl": [(1, 4, 6), (1, 4, 2)],
     "qwen3_vl_moe": [(1, 4, 6), (1, 4, 2)],
+    "qwen3_5": [(1, 4, 6), (1, 4, 2)],
     "glm4v": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
 }
@@ -173,7 +180,7 @@ def make_config(
 ) -> EngineConfig:
     return EngineConfig(
         LoadConfig(str(directory), dtype=dtype),
-        CacheConfig(BLOCK_SIZE, num_blocks=num_blocks),
+        CacheConfig(BLOCK_SIZE, num_blocks=num_blocks, mamba_block_size=BLOCK_SIZE),
         SchedulerConfig(num_seqs, budget, async_scheduling=overlaps),
         graphs=GraphConfig(mode, None if mode == "NONE" else (2, 16)),
         num_threads=1,
@@ -200,7 +207,10 @@ def ask(engine: Engine, subject: Subject, names: Sequence[str]) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3_vl", *map(slow, ("llava", "gemma3", "mistral3", "glm4v", "qwen3_vl_moe"))],
+    params=[
+        "qwen3_vl",
+        *map(slow, ("llava", "gemma3", "mistral3", "glm4v", "qwen3_vl_moe", "qwen3_5")),
+    ],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return make_subject(request.param, tmp_path_factory.mktemp(request.param))

@@ -23,7 +23,12 @@ from shmllm.worker import loading
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 MAX_TOKENS = 12
-BASE: dict[str, Any] = {"max_model_len": 512, "num_threads": 1, "multiprocess": False}
+BASE: dict[str, Any] = {
+    "max_model_len": 512,
+    "num_threads": 1,
+    "multiprocess": False,
+    "mamba_block_size": 16,
+}
 FAMILIES = [
     name if name in ("smolvlm", "qwen3_vl", "gemma3") else slow(name) for name in VISION_FAMILIES
 ]
@@ -46,7 +51,10 @@ class Subject(NamedTuple):
     directory: Path
 
 
-@pytest.fixture(scope="module", params=VISION_FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[slow(name) if name == "qwen3_5_moe" else name for name in VISION_FAMILIES],
+)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory)
 

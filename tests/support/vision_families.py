@@ -161,19 +161,42 @@ def _qwen(
 
 def _qwen3(model: str, text: dict[str, Any]) -> VisionFamily:
     rope = {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
-    return _qwen(
+    return _with_table(
         model,
         {
             "head_dim": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 5e6} | rope,
         }
         | text,
-        QWEN
-        | {
-            "patch_size": 16,
-            "num_position_embeddings": 256,
-            "deepstack_visual_indexes": [0, 1, 2],
-        },
+        {"deepstack_visual_indexes": [0, 1, 2]},
+    )
+
+
+def _qwen3_5(model: str, text: dict[str, Any]) -> VisionFamily:
+    """Layers of both kinds; half of a head is rotated, by all axes."""
+    rope = {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    return _with_table(
+        model,
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6} | rope,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        }
+        | text,
+        {},
+    )
+
+
+def _with_table(model: str, text: dict[str, Any], vision: dict[str, Any]) -> VisionFamily:
+    """A tower with a table of positions."""
+    return _qwen(
+        model,
+        text,
+        QWEN | {"patch_size": 16, "num_position_embeddings": 256} | vision,
         **HALF_MEAN,
         patch_size=16,
         size={"shortest_edge": 64 * 64, "longest_edge": 64 * 64 * 8},
@@ -250,6 +273,12 @@ FAMILIES = {
         "Qwen3VLMoe",
         {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
         | {"mlp_only_layers": [1]},
+    ),
+    "qwen3_5": _qwen3_5("Qwen3_5", {}),
+    "qwen3_5_moe": _qwen3_5(
+        "Qwen3_5Moe",
+        {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 32}
+        | {"num_experts": 4, "num_experts_per_tok": 2},
     ),
     "glm4v": VisionFamily(
         model="Glm4v",

@@ -19,6 +19,8 @@ from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_vl import (
     Qwen3VideoPlaceholder,
     Qwen3VLPlaceholder,
+    Qwen35Placeholder,
+    Qwen35VideoPlaceholder,
     QwenVideoPlaceholder,
     QwenVLPlaceholder,
 )
@@ -38,6 +40,8 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
+    "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
+    "Qwen3_5MoeForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
 }
 """One for each modality that the architecture takes."""

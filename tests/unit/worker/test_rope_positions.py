@@ -15,6 +15,8 @@ from transformers import (
     Qwen2_5_VLModel,
     Qwen2VLConfig,
     Qwen2VLModel,
+    Qwen3_5Config,
+    Qwen3_5Model,
     Qwen3VLConfig,
     Qwen3VLModel,
     Qwen3VLMoeConfig,
@@ -37,6 +39,11 @@ KINDS: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "Qwen3-VL": (
         Qwen3VLConfig,
         Qwen3VLModel,
+        {"intermediate_size": 8, "num_position_embeddings": 16},
+    ),
+    "Qwen3.5": (
+        Qwen3_5Config,
+        Qwen3_5Model,
         {"intermediate_size": 8, "num_position_embeddings": 16},
     ),
     "GLM-4.1V": (Glm4vConfig, Glm4vModel, {"intermediate_size": 8}),

@@ -66,6 +66,65 @@ QWEN_3_VL_30B: dict[str, Any] = {
         "temporal_patch_size": 2,
     },
 }
+QWEN_3_5_35B: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512,
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 16,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "shared_expert_intermediate_size": 512,
+        "vocab_size": 248320,
+    },
+    "tie_word_embeddings": False,
+    "video_token_id": 248057,
+    "vision_config": {
+        "deepstack_visual_indexes": [],
+        "depth": 27,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "in_channels": 3,
+        "intermediate_size": 4304,
+        "model_type": "qwen3_5_moe",
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 2048,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
 LLAVA_1_6: dict[str, Any] = {
     "architectures": ["LlavaNextForConditionalGeneration"],
     "ignore_index": -100,
@@ -266,6 +325,17 @@ def test_qwen_3_vl_with_experts(tmp_path: Path) -> None:
     assert (vision.num_levels, vision.num_embeddings((1, 32, 40))) == (3, 320)
     (rope,) = config.ropes
     assert (rope.sections, rope.mixes_axes) == ((24, 20, 20), True)
+
+
+def test_qwen_3_5_with_experts(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, QWEN_3_5_35B)
+    assert (len(config.attentions), config.num_layers) == (10, 40)
+    assert isinstance(vision.tower, Qwen3Tower)
+    assert (vision.num_levels, vision.num_embeddings((1, 32, 40))) == (0, 320)
+    assert vision.video is not None
+    assert (vision.image_token, vision.video.token) == (248056, 248057)
+    (rope,) = config.ropes
+    assert (rope.rotary_dim, rope.sections, rope.mixes_axes) == (64, (11, 11, 10), True)
 
 
 def test_llava_next(tmp_path: Path) -> None:

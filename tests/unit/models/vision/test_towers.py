@@ -25,7 +25,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-ANY_SIZE = ("glm4v", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+ANY_SIZE = tuple(name for name in VISION_FAMILIES if name.startswith(("glm4v", "mistral", "qwen")))
 JOINED = ("llava_next",)
 """Families whose tiles make up a picture."""
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
@@ -34,6 +34,8 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
     "qwen3_vl_moe": [(1, 4, 6)],
+    "qwen3_5": [(1, 8, 6)],
+    "qwen3_5_moe": [(1, 4, 6)],
     "glm4v": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 10, 2)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],

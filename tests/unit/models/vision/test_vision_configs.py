@@ -316,6 +316,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("qwen3_vl_moe", TEXT, {"num_experts_per_tok": 5}, r"\(5\) is more than num_local_experts"),
     ("qwen3_vl_moe", TEXT, {"hidden_act": "gelu"}, "experts with hidden_act 'gelu' are not"),
     ("qwen3_vl_moe", TEXT, {"model_type": "qwen3_moe"}, "supported: qwen3_vl_moe_text"),
+    ("qwen3_5", VISION, {"deepstack_visual_indexes": [1]}, "deepstack_visual_indexes is not supp"),
+    ("qwen3_5", VISION, {"model_type": "qwen3_vl"}, "supported: qwen3_5_vision, qwen3_5"),
+    ("qwen3_5_moe", VISION, {"model_type": "qwen3_5"}, "supported: qwen3_5_moe_vision, qwen3_5_m"),
     ("qwen3_vl", VISION, {"depth": 2**40}, "'depth' must be an integer of at most"),
     (
         "qwen3_vl",
@@ -373,7 +376,7 @@ def test_every_family_says_what_a_prompt_needs(
     assert vision is not None
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name == "gemma3")
-    assert vision.num_levels == (3 if name.startswith("qwen3") else 0)
+    assert vision.num_levels == (3 if name.startswith("qwen3_vl") else 0)
     any_size = name.startswith(("glm4v", "qwen", "mistral"))
     assert vision.has_axes == name.startswith(("glm4v", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
@@ -522,6 +525,8 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ("qwen2_5_vl", (16, 24, 24)),
         ("qwen3_vl", (24, 20, 20)),
         ("qwen3_vl_moe", (24, 20, 20)),
+        ("qwen3_5", (11, 11, 10)),
+        ("qwen3_5_moe", (11, 11, 10)),
     ],
 )
 def test_sections_that_are_left_out_are_those_of_transformers(
@@ -530,9 +535,10 @@ def test_sections_that_are_left_out_are_those_of_transformers(
     whole = json.loads(configs[name])
     text = whole["text_config"]
     del text["rope_parameters"]
-    with pytest.raises(EngineStartError, match="an mrope_section that adds up to 8"):
+    with pytest.raises(EngineStartError, match=r"an mrope_section that adds up to [82];"):
         read(tmp_path, whole)
-    text |= {"head_dim": 128, "hidden_size": 128, "num_attention_heads": 1}
+    head_dim = 256 if name.startswith("qwen3_5") else 128
+    text |= {"head_dim": head_dim, "hidden_size": 128, "num_attention_heads": 128 // head_dim or 1}
     text["num_key_value_heads"] = 1
     width = "hidden_size" if name == "qwen2_vl" else "out_hidden_size"
     whole["vision_config"][width] = 128
