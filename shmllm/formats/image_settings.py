@@ -60,6 +60,7 @@ _PIXTRAL = {
     "patch_size": {"height": 16, "width": 16},
     "spatial_merge_size": 1,  # the processor's default; the image processor has none
 }
+_GLM4V = _QWEN2_VL | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}}
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -70,8 +71,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": [list(size) for size in DEFAULT_SIZES],
     },
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
-    "Glm4vImageProcessor": _QWEN2_VL
-    | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}},
+    "Glm46VImageProcessor": _GLM4V,
+    "Glm4vImageProcessor": _GLM4V,
     "GotOcr2ImageProcessor": {
         "image_mean": _CLIP_MEAN,
         "image_std": _CLIP_STD,

@@ -18,7 +18,7 @@ from shmllm.models.vision.specs import Glm4vTower, VisionSpec
 __all__ = ["configure", "named_weights", "read_vision"]
 
 _DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5}
-_SECTIONS = (8, 12, 12)
+SECTIONS = (8, 12, 12)
 _VISION_DEFAULTS: dict[str, Any] = {
     "depth": 24,
     "hidden_size": 1536,
@@ -30,11 +30,15 @@ _VISION_DEFAULTS: dict[str, Any] = {
 
 
 def configure(fields: Fields) -> ModelConfig:
+    config = configure_text(fields)
+    return with_vision(config, fields, read_vision(fields, config), SECTIONS, mixes_axes=False)
+
+
+def configure_text(fields: Fields) -> ModelConfig:
+    """Returns the configuration of the language model."""
     if not fields.flag("attention_bias", True):
         raise fields.error("attention_bias false is not supported; supported: true")
-    config = glm4.configure(_with_head_dim(fields.with_defaults(_DEFAULTS)))
-    vision = read_vision(fields, config)
-    return with_vision(config, fields, vision, _SECTIONS, mixes_axes=False)
+    return glm4.configure(_with_head_dim(fields.with_defaults(_DEFAULTS)))
 
 
 def _with_head_dim(fields: Fields) -> Fields:
@@ -48,17 +52,30 @@ def _with_head_dim(fields: Fields) -> Fields:
     return fields.with_values(fields.values | {"head_dim": head_dim})
 
 
-def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
+def read_vision(
+    fields: Fields,
+    config: ModelConfig,
+    model_types: tuple[str, ...] = ("glm4v_vision", "glm4v"),
+    *,
+    image_token: int = 151_343,
+) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``, in which
     ``out_hidden_size`` is also the width of the MLPs of its layers, and ``intermediate_size`` that
-    of the one behind them."""
-    vision = vision_fields(fields, "glm4v_vision", "glm4v")
+    of the one behind them.
+
+    Args:
+        fields: what `configure` got.
+        config: that of the language model.
+        model_types: what ``model_type`` of ``vision_config`` may be.
+        image_token: the default of ``image_token_id``.
+    """
+    vision = vision_fields(fields, *model_types)
     if vision is None:
         return None
     shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)
     image_size = vision.integer("image_size", 336, minimum=shared["patch_size"])
     return VisionSpec(
-        image_token=read_item_token(fields, ("image_token_id",), 151_343, config.vocab_size),
+        image_token=read_item_token(fields, ("image_token_id",), image_token, config.vocab_size),
         tower=Glm4vTower(
             **shared,
             inner=config.hidden_size,

@@ -20,7 +20,7 @@ from conformance.gpu_engine import Engine
 from support.variants import slow
 from support.vision_families import FAMILIES, IMAGE_SIZE
 from support.vision_models import (
-    VISION_FAMILIES,
+    EACH_FAMILY,
     image_token,
     make_vision_model,
     reference_embeddings,
@@ -70,6 +70,11 @@ MADE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "glm4v_moe": {
+        "vision": {"out_hidden_size": 32},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "llava": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "mistral3": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
@@ -81,6 +86,7 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen3_vl_moe": [(1, 4, 6), (1, 4, 2)],
     "qwen3_5": [(1, 4, 6), (1, 4, 2)],
     "glm4v": [(1, 4, 6), (1, 4, 2)],
+    "glm4v_moe": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
 }
 """The shapes of two images; of other families, one tile each."""
@@ -209,7 +215,9 @@ def ask(engine: Engine, subject: Subject, names: Sequence[str]) -> None:
     scope="module",
     params=[
         "qwen3_vl",
-        *map(slow, ("llava", "gemma3", "mistral3", "glm4v", "qwen3_vl_moe", "qwen3_5")),
+        *map(
+            slow, ("llava", "gemma3", "mistral3", "glm4v", "glm4v_moe", "qwen3_vl_moe", "qwen3_5")
+        ),
     ],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
@@ -224,11 +232,11 @@ class Encoded(NamedTuple):
     wanted: Tensor
 
 
-@pytest.fixture(scope="module", params=VISION_FAMILIES)
+@pytest.fixture(scope="module", params=EACH_FAMILY)
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)
     model = make_vision_model(request.param, directory)
-    any_size = request.param.startswith(("glm4v", "mistral", "qwen"))
+    any_size = request.param.startswith(("glm4", "mistral", "qwen"))
     size = model.config.vision_config.patch_size if any_size else 64
     grid = (1, 4, 6) if any_size else (3, 128, 60) if "next" in request.param else (2, 1, 1)
     shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)

@@ -65,6 +65,7 @@ def families(*default: str) -> pytest.MarkDecorator:
         "qwen3_5_moe",
         "gemma3",
         "glm4v",
+        "glm4v_moe",
         "qwen2_vl",
         "qwen2_5_vl",
         "mistral3",

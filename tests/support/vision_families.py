@@ -203,6 +203,42 @@ def _with_table(model: str, text: dict[str, Any], vision: dict[str, Any]) -> Vis
     )
 
 
+def _glm(model: str, text: dict[str, Any]) -> VisionFamily:
+    return VisionFamily(
+        model=model,
+        text=TEXT
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [1, 1, 2],
+            }
+        }
+        | text,
+        vision=QWEN | {"depth": 2, "intermediate_size": 48, "patch_size": 14, "image_size": 70},
+        outer={},
+        marks=(*_CHATML, "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
+        image="<|image|>",
+        ids={
+            "image_token_id": "<|image|>",
+            "video_token_id": "<|video|>",
+            "image_start_token_id": "<|begin_of_image|>",
+            "image_end_token_id": "<|end_of_image|>",
+        },
+        chat="<|begin_of_image|><|image|><|end_of_image|>",
+        processor=("Glm46V", "glm46v") if model == "Glm46V" else ("Glm4v", "glm4v"),
+        settings=CLIP_MEAN
+        | {
+            "resample": BICUBIC,
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 56 * 56 * 8},
+        },
+    )
+
+
 FAMILIES = {
     "llava": _llava(
         CLIP,
@@ -280,38 +316,13 @@ FAMILIES = {
         {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 32}
         | {"num_experts": 4, "num_experts_per_tok": 2},
     ),
-    "glm4v": VisionFamily(
-        model="Glm4v",
-        text=TEXT
-        | {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "partial_rotary_factor": 0.5,
-                "mrope_section": [1, 1, 2],
-            }
-        },
-        vision=QWEN | {"depth": 2, "intermediate_size": 48, "patch_size": 14, "image_size": 70},
-        outer={},
-        marks=(*_CHATML, "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
-        image="<|image|>",
-        ids={
-            "image_token_id": "<|image|>",
-            "video_token_id": "<|video|>",
-            "image_start_token_id": "<|begin_of_image|>",
-            "image_end_token_id": "<|end_of_image|>",
-        },
-        chat="<|begin_of_image|><|image|><|end_of_image|>",
-        processor=("Glm4v", "glm4v"),
-        settings=CLIP_MEAN
-        | {
-            "resample": BICUBIC,
-            "patch_size": 14,
-            "temporal_patch_size": 2,
-            "merge_size": 2,
-            "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 56 * 56 * 8},
-        },
+    "glm4v": _glm("Glm4v", {"model_type": "glm4v_text"}),
+    "glm4v_moe": _glm(
+        "Glm4vMoe",
+        {"model_type": "glm4v_moe_text", "moe_intermediate_size": 24, "n_routed_experts": 4}
+        | {"num_experts_per_tok": 2},
     ),
+    "glm46v": _glm("Glm46V", {"model_type": "glm4v_text"}),
     "mistral3": VisionFamily(
         model="Mistral3",
         text=TEXT | {"model_type": "mistral"},

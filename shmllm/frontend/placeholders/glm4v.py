@@ -1,4 +1,4 @@
-"""GLM-4.1V: a token for each square of merged patches of an image."""
+"""GLM-4.1V, 4.5V and 4.6V: a token for each square of merged patches of an image."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4vPlaceholder(SquaresPlaceholder):
-    """The defaults of transformers' `Glm4vVisionConfig`."""
+    """The defaults of transformers' `Glm4vConfig` and `Glm46VConfig`."""
 
     RULES: ClassVar[type[SquaresRules]] = Glm4vRules
     AUTHOR: ClassVar[str] = "GLM-4.1V"
+    DEFAULT_ID: ClassVar[int] = 151_343
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         vision = config.table("vision_config")
         text = texts.get("image_token", "<|image|>")
-        token = config.integer("image_token_id", default=151_343, minimum=0)
+        token = config.integer("image_token_id", default=cls.DEFAULT_ID, minimum=0)
         return cls(
             **one_token(text, token, mark=f"<|begin_of_image|>{text}<|end_of_image|>"),
             side=None,
@@ -34,3 +35,10 @@ class Glm4vPlaceholder(SquaresPlaceholder):
 
     def expansion(self, item: PreparedItem) -> str:
         return self.token * self.count(item.grid)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glm4vMoePlaceholder(Glm4vPlaceholder):
+    """The defaults of transformers' `Glm4vMoeConfig`."""
+
+    DEFAULT_ID: ClassVar[int] = 151_363

@@ -133,5 +133,4 @@ def with_vision(
             )
         return replace(mixer, rope=replace(rope, sections=found, mixes_axes=mixes_axes))
 
-    layers = tuple(layer.with_mixers(with_axes) for layer in config.layers)
-    return replace(config, layers=layers, vision=vision)
+    return replace(config.with_mixers(with_axes), vision=vision)

@@ -25,6 +25,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "LlavaImageProcessor": ClipRules,
     "LlavaNextImageProcessor": LlavaNextRules,
     "SiglipImageProcessor": SiglipRules,
+    "Glm46VImageProcessor": Glm4vRules,
     "Glm4vImageProcessor": Glm4vRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "Llama4ImageProcessor": Llama4Rules,

@@ -239,6 +239,57 @@ GLM_4_1V: dict[str, Any] = {
         "temporal_patch_size": 2,
     },
 }
+GLM_4_5V: dict[str, Any] = {
+    "architectures": ["Glm4vMoeForConditionalGeneration"],
+    "image_token_id": 151363,
+    "model_type": "glm4v_moe",
+    "text_config": {
+        "attention_bias": True,
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "max_position_embeddings": 65536,
+        "model_type": "glm4v_moe_text",
+        "moe_intermediate_size": 1408,
+        "n_group": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": 96,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 46,
+        "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 0,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
+        "rope_theta": 10000.0,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+        "use_qk_norm": False,
+        "vocab_size": 151552,
+    },
+    "tie_word_embeddings": False,
+    "video_token_id": 151364,
+    "vision_config": {
+        "attention_bias": False,
+        "depth": 24,
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "image_size": 336,
+        "in_channels": 3,
+        "intermediate_size": 10944,
+        "model_type": "glm4v_moe",
+        "num_heads": 12,
+        "out_hidden_size": 4096,
+        "patch_size": 14,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
 LLAMA_4_SCOUT: dict[str, Any] = {
     "architectures": ["Llama4ForConditionalGeneration"],
     "boi_token_index": 200080,
@@ -370,6 +421,18 @@ def test_glm_4_1v(tmp_path: Path) -> None:
     assert (tower.inner, tower.merger_inner, tower.num_positions) == (4096, 13696, 576)
     assert vision.video is None
     assert vision.num_embeddings((1, 24, 24)) == 144
+
+
+def test_glm_4_5v(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, GLM_4_5V)
+    (rope,) = config.ropes
+    assert (rope.rotary_dim, rope.interleaved, rope.sections) == (64, False, (8, 12, 12))
+    assert (config.attentions[0].bias, config.attentions[0].num_heads) == (True, 96)
+    (mixture,) = config.mixtures
+    assert (mixture.num_experts, mixture.scoring) == (128, "sigmoid")
+    tower = vision.tower
+    assert isinstance(tower, Glm4vTower)
+    assert (tower.inner, tower.merger_inner, vision.image_token) == (4096, 10944, 151363)
 
 
 def test_llama_4_scout(tmp_path: Path) -> None:
