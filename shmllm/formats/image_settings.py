@@ -61,6 +61,12 @@ _PIXTRAL = {
     "spatial_merge_size": 1,  # the processor's default; the image processor has none
 }
 _GLM4V = _QWEN2_VL | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}}
+_GLM4V_VIDEO = _QWEN2_VL | {
+    "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000},
+    "do_sample_frames": True,
+    "fps": 2,
+    "max_duration": 300,
+}
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -92,6 +98,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "SmolVLMImageProcessor": _IDEFICS3,
     "Qwen2VLImageProcessor": _QWEN2_VL,
     "Qwen2_5_VLImageProcessor": _QWEN2_VL,
+    "Glm46VVideoProcessor": _GLM4V_VIDEO,
+    "Glm4vVideoProcessor": _GLM4V_VIDEO,
     "Qwen2VLVideoProcessor": _QWEN2_VL
     | _SAMPLED
     | {

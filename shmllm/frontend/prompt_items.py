@@ -374,9 +374,9 @@ def _as_list(kind: str, value: Any) -> list[Any]:
 
 
 def _prepared(items: Iterable[ReadyItem]) -> dict[Modality, list[PreparedItem]]:
-    return {
-        modality: [each.prepared for each in own] for modality, own in by_modality(items).items()
-    }
+    """The items of each modality. Images are first: what stands for a video may have their mark."""
+    ordered = sorted(items, key=lambda each: MODALITIES.index(each.modality))
+    return {kind: [each.prepared for each in own] for kind, own in by_modality(ordered).items()}
 
 
 def _counted(modality: Modality, count: int) -> str:

@@ -30,7 +30,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
-    return glm4v.read_vision(fields, config, _VISION_TYPES)
+    return glm4v.read_vision(fields, config, _VISION_TYPES, processors=glm4v.PROCESSORS[::-1])
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

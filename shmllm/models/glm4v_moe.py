@@ -6,11 +6,12 @@ from __future__ import annotations
 from shmllm.models import glm4_moe, glm4v
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.vision.qwen_fields import with_vision
+from shmllm.models.vision.qwen_fields import ItemTokens, with_vision
 from shmllm.models.vision.specs import VisionSpec
 
 _DEFAULTS = {"attention_bias": True, "max_position_embeddings": 65_536}
 VISION_TYPES = "glm4v_moe_vision", "glm4v_moe"
+_TOKENS = ItemTokens(151_363, 151_364)
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -28,4 +29,4 @@ def configure_text(fields: Fields) -> ModelConfig:
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
-    return glm4v.read_vision(fields, config, VISION_TYPES, image_token=151_363)
+    return glm4v.read_vision(fields, config, VISION_TYPES, tokens=_TOKENS)

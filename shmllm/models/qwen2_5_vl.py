@@ -51,7 +51,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
         has_axes=True,
         video=read_video(
             fields,
-            "Qwen2VLVideoProcessor",
+            ("Qwen2VLVideoProcessor",),
             config.vocab_size,
             in_one_piece=True,
             tokens_per_second=vision.number("tokens_per_second", 4),

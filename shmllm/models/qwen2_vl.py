@@ -47,5 +47,5 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
         tower=Qwen2Tower(**shared, inner=inner),
         merge_size=shared["merge_size"],
         has_axes=True,
-        video=read_video(fields, "Qwen2VLVideoProcessor", config.vocab_size, in_one_piece=True),
+        video=read_video(fields, ("Qwen2VLVideoProcessor",), config.vocab_size, in_one_piece=True),
     )

@@ -84,7 +84,7 @@ def read_vision(
         has_axes=True,
         video=read_video(
             fields,
-            "Qwen3VLVideoProcessor",
+            ("Qwen3VLVideoProcessor",),
             config.vocab_size,
             in_one_piece=False,
             tokens=tokens,

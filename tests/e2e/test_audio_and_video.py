@@ -34,7 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 NAMES = [
     *("qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
-    *map(slow, ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")),
+    *map(slow, ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")),
 ]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
@@ -133,7 +133,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen2_audio", "qwen3_vl", *map(slow, ("qwen2_vl", "qwen2_5_vl", "qwen3_5"))],
+    params=["qwen2_audio", "qwen3_vl", *map(slow, ("qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v"))],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory.mktemp("models") / request.param)

@@ -83,6 +83,14 @@ _QWEN_IDS = {
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
 }
+_GLM_IDS = {
+    "image_token_id": "<|image|>",
+    "video_token_id": "<|video|>",
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_end_token_id": "<|end_of_video|>",
+}
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _TILES = ("<fake_token_around_image>", "<image>", "<global-img>", *_ROWS)
 _SOFT_MARKS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
@@ -218,14 +226,9 @@ def _glm(model: str, text: dict[str, Any]) -> VisionFamily:
         | text,
         vision=QWEN | {"depth": 2, "intermediate_size": 48, "patch_size": 14, "image_size": 70},
         outer={},
-        marks=(*_CHATML, "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
+        marks=(*_CHATML, *_GLM_IDS.values()),
         image="<|image|>",
-        ids={
-            "image_token_id": "<|image|>",
-            "video_token_id": "<|video|>",
-            "image_start_token_id": "<|begin_of_image|>",
-            "image_end_token_id": "<|end_of_image|>",
-        },
+        ids=_GLM_IDS,
         chat="<|begin_of_image|><|image|><|end_of_image|>",
         processor=("Glm46V", "glm46v") if model == "Glm46V" else ("Glm4v", "glm4v"),
         settings=CLIP_MEAN

@@ -282,7 +282,7 @@ def tokenizer_with(marks_of_family: Sequence[str]) -> Tokenizer:
 
 def _tokenizer_config(family: VisionFamily) -> dict[str, Any]:
     end, begin = family.marks[:2]
-    video = family.chat.replace("image_pad", "video_pad")
+    video = family.chat.replace("image", "video")
     template = (
         f"{{% for message in messages %}}{begin}{{{{ message['role'] }}}}\n"
         "{% if message['content'] is string %}{{ message['content'] }}"

@@ -29,14 +29,14 @@ class PreparedItem:
             likewise. A sound: (frames, 1, 1), without those behind its end.
         num_tokens: the number of its embeddings.
         frame_seconds: of a video the time between two frames of its grid.
-        times: of a video the second of each frame of its grid.
+        times: of a video what a prompt says of the time of each frame of its grid.
     """
 
     data: NDArray[Any]
     grid: Grid
     num_tokens: int
     frame_seconds: float = 0.0
-    times: tuple[float, ...] = ()
+    times: tuple[str, ...] = ()
 
 
 class PreparedItems:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import AudioSettings
 from shmllm.frontend.images.rules.family import Rules
@@ -50,6 +53,11 @@ class Placeholder(ABC):
         Raises:
             EngineStartError: a field is missing, wrong or not supported.
         """
+
+    def visible(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The token ids of a prompt with -1 in the place of what other modalities' expansions have
+        in common with this one."""
+        return ids
 
     @abstractmethod
     def count(self, grid: Grid) -> int:
@@ -112,11 +120,11 @@ class VideoPlaceholder(Placeholder):
     """How a model's prompts contain videos.
 
     Attributes:
-        processor: the name of transformers' class that prepares them.
+        processors: the names of transformers' classes that may prepare them, the default first.
     """
 
     modality: ClassVar[Modality] = "video"
-    processor: ClassVar[str]
+    processors: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def check_rules(self, rules: Rules) -> None:

@@ -74,7 +74,7 @@ class QwenVideoPlaceholder(VideoPlaceholder):
         begin, end: the texts of the tokens around them.
     """
 
-    processor: ClassVar[str] = "Qwen2VLVideoProcessor"
+    processors: ClassVar[tuple[str, ...]] = ("Qwen2VLVideoProcessor",)
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = QwenVLPlaceholder
 
     image: QwenVLPlaceholder
@@ -123,7 +123,7 @@ class Qwen3VideoPlaceholder(QwenVideoPlaceholder):
     write it: the tokens around the mark go, too. (transformers 5.24 leaves them around the whole.)
     """
 
-    processor: ClassVar[str] = "Qwen3VLVideoProcessor"
+    processors: ClassVar[tuple[str, ...]] = ("Qwen3VLVideoProcessor",)
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = Qwen3VLPlaceholder
 
     @classmethod
@@ -137,7 +137,7 @@ class Qwen3VideoPlaceholder(QwenVideoPlaceholder):
 
     def expansion(self, item: PreparedItem) -> str:
         tokens = self.token * (item.num_tokens // item.grid[0])
-        return "".join(f"<{time:.1f} seconds>{self.begin}{tokens}{self.end}" for time in item.times)
+        return "".join(f"{time}{self.begin}{tokens}{self.end}" for time in item.times)
 
 
 @dataclass(frozen=True, kw_only=True)

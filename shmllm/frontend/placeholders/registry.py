@@ -9,7 +9,14 @@ from typing import Any
 from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
-from shmllm.frontend.placeholders.glm4v import Glm4vMoePlaceholder, Glm4vPlaceholder
+from shmllm.frontend.placeholders.glm4v import (
+    Glm4vMoePlaceholder,
+    Glm4vMoeVideoPlaceholder,
+    Glm4vPlaceholder,
+    Glm4vVideoPlaceholder,
+    Glm46VPlaceholder,
+    Glm46VVideoPlaceholder,
+)
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
@@ -27,9 +34,9 @@ from shmllm.frontend.placeholders.qwen_vl import (
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
-    "Glm46VForConditionalGeneration": (Glm4vPlaceholder,),
-    "Glm4vForConditionalGeneration": (Glm4vPlaceholder,),
-    "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder,),
+    "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
+    "Glm4vForConditionalGeneration": (Glm4vPlaceholder, Glm4vVideoPlaceholder),
+    "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder, Glm4vMoeVideoPlaceholder),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),

@@ -71,7 +71,7 @@ def read_qwen_tower(
 
 def read_video(
     fields: Fields,
-    processor: str,
+    processors: tuple[str, ...],
     vocab_size: int,
     *,
     in_one_piece: bool,
@@ -82,7 +82,7 @@ def read_video(
 
     Args:
         fields: what `configure` got.
-        processor: see `VideoSpec`.
+        processors: see `VideoSpec`.
         vocab_size: the number of tokens.
         in_one_piece: see `VideoSpec`.
         tokens_per_second: see `VideoSpec`.
@@ -93,7 +93,7 @@ def read_video(
         return None
     return VideoSpec(
         token=token,
-        processor=processor,
+        processors=processors,
         in_one_piece=in_one_piece,
         tokens_per_second=tokens_per_second,
     )

@@ -419,7 +419,8 @@ def test_glm_4_1v(tmp_path: Path) -> None:
     tower = vision.tower
     assert isinstance(tower, Glm4vTower)
     assert (tower.inner, tower.merger_inner, tower.num_positions) == (4096, 13696, 576)
-    assert vision.video is None
+    assert vision.video is not None
+    assert (vision.image_token, vision.video.token) == (151343, 151343)
     assert vision.num_embeddings((1, 24, 24)) == 144
 
 

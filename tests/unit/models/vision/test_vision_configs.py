@@ -437,7 +437,7 @@ def test_files_of_qwen_2_have_the_width_of_embeddings_as_hidden_size(tmp_path: P
         ),
         merge_size=2,
         has_axes=True,
-        video=VideoSpec(token=151656, processor="Qwen2VLVideoProcessor", in_one_piece=True),
+        video=VideoSpec(token=151656, processors=("Qwen2VLVideoProcessor",), in_one_piece=True),
     )
 
 
@@ -464,7 +464,7 @@ def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path
         has_axes=True,
         video=VideoSpec(
             token=151656,
-            processor="Qwen2VLVideoProcessor",
+            processors=("Qwen2VLVideoProcessor",),
             in_one_piece=True,
             tokens_per_second=2.0,
         ),
