@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,16 @@ class Placeholder(ABC):
     @abstractmethod
     def expansion(self, item: PreparedItem) -> str:
         """The text that replaces a mark, as transformers' processor writes it."""
+
+
+class TokenIds(NamedTuple):
+    """The ids of tokens for which config.json has none: of an image, a video, and those around
+    videos, or around images, too."""
+
+    image: int
+    video: int
+    begin: int
+    end: int
 
 
 def one_token(text: str, token: int, mark: str | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +14,12 @@ from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, VideoPlaceholder, one_token
+from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 from shmllm.params.items import Grid
 
 BEGIN_IMAGE, END_IMAGE = "<|begin_of_image|>", "<|end_of_image|>"
 BEGIN_VIDEO, END_VIDEO = "<|begin_of_video|>", "<|end_of_video|>"
-
-
-class TokenIds(NamedTuple):
-    """The ids of tokens for which config.json has none: of an image, a video, and those around
-    videos."""
-
-    image: int
-    video: int
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,25 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
 from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, VideoPlaceholder, one_token
+from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 from shmllm.params.items import Grid
-
-
-class TokenIds(NamedTuple):
-    """The ids of tokens for which config.json has none: of an image, a video, and those around
-    them."""
-
-    image: int
-    video: int
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ import numpy as np
 
 from shmllm.errors import RequestError, nearest
 from shmllm.formats.image_settings import ImageSettings
-from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.qwen2_vl import LARGEST_RATIO, Qwen2VLRules
+from shmllm.frontend.images.rules.qwen2_vl import LARGEST_RATIO
+from shmllm.frontend.images.rules.squares import BoundedRules
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 2.0**20
 """The bounds of the frames of a second. Times of frames are finite between them."""
@@ -32,7 +32,7 @@ class VideoRules(ABC):
     of equal videos, and their `repr` is part of a video's identity.
 
     Attributes:
-        FRAMES: how frames are resized.
+        FRAMES: the class of `of_frames`.
         OVERRIDES: the fields that a request may change.
         of_frames: how frames are resized: the bounds are those of one frame, or of all.
         frames_at_once: how many frames become one of the grid.
@@ -40,10 +40,10 @@ class VideoRules(ABC):
         rate: how many frames of a second are used, and what frames without a rate have.
     """
 
-    FRAMES: ClassVar[type[Qwen2VLRules | Glm4vRules]]
+    FRAMES: ClassVar[type[BoundedRules]]
     OVERRIDES: ClassVar[frozenset[str]]
 
-    of_frames: Qwen2VLRules | Glm4vRules
+    of_frames: BoundedRules
     frames_at_once: int
     samples: bool
     rate: float

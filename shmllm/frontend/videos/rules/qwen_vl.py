@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shmllm.errors import RequestError
-from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
+from shmllm.frontend.images.rules.squares import BoundedRules
 from shmllm.frontend.videos.rules.family import BoundedTogether, VideoRules
 
 
@@ -24,7 +24,7 @@ class QwenVideoRules(VideoRules):
         fewest, most: the bounds of that number.
     """
 
-    FRAMES: ClassVar[type[Qwen2VLRules | Glm4vRules]] = Qwen2VLRules
+    FRAMES: ClassVar[type[BoundedRules]] = Qwen2VLRules
     OVERRIDES: ClassVar[frozenset[str]] = Qwen2VLRules.OVERRIDES | {
         *("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")
     }
