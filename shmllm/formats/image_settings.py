@@ -60,6 +60,13 @@ _PIXTRAL = {
     "patch_size": {"height": 16, "width": 16},
     "spatial_merge_size": 1,  # the processor's default; the image processor has none
 }
+_GLM4V = _QWEN2_VL | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}}
+_GLM4V_VIDEO = _QWEN2_VL | {
+    "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000},
+    "do_sample_frames": True,
+    "fps": 2,
+    "max_duration": 300,
+}
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -70,8 +77,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": [list(size) for size in DEFAULT_SIZES],
     },
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
-    "Glm4vImageProcessor": _QWEN2_VL
-    | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}},
+    "Glm46VImageProcessor": _GLM4V,
+    "Glm4vImageProcessor": _GLM4V,
     "GotOcr2ImageProcessor": {
         "image_mean": _CLIP_MEAN,
         "image_std": _CLIP_STD,
@@ -105,6 +112,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "SmolVLMImageProcessor": _IDEFICS3,
     "Qwen2VLImageProcessor": _QWEN2_VL,
     "Qwen2_5_VLImageProcessor": _QWEN2_VL,
+    "Glm46VVideoProcessor": _GLM4V_VIDEO,
+    "Glm4vVideoProcessor": _GLM4V_VIDEO,
     "Qwen2VLVideoProcessor": _QWEN2_VL
     | _SAMPLED
     | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from shmllm.errors import EngineStartError
@@ -11,13 +12,14 @@ from shmllm.formats.processor_files import read_object, read_section
 VIDEO_PREPROCESSOR = "video_preprocessor_config.json"
 
 
-def read_video_settings(directory: Path, processor: str) -> ImageSettings | None:
+def read_video_settings(directory: Path, processors: Sequence[str]) -> ImageSettings | None:
     """Reads the settings of the video processor in a model's directory. Where it has none of its
     own, those of the image processor hold for both, as in transformers.
 
     Args:
         directory: the model's directory.
-        processor: the name of transformers' class for the model, if the file names none.
+        processors: the names of transformers' classes for the model, of which the file may name
+            one; the first one if it names none.
 
     Returns:
         None if the directory has none.
@@ -32,6 +34,7 @@ def read_video_settings(directory: Path, processor: str) -> ImageSettings | None
         return None
     values, path = found
     name = values.get("video_processor_type") if isinstance(values, dict) else None
-    if name not in (None, processor):
-        raise EngineStartError(f"{path}: video_processor_type {name!r} is not {processor!r}")
-    return settings_of(values, str(path), processor)
+    if name not in (None, *processors):
+        known = " or ".join(map(repr, processors))
+        raise EngineStartError(f"{path}: video_processor_type {name!r} is not {known}")
+    return settings_of(values, str(path), name or processors[0])

@@ -6,6 +6,7 @@ This module owns what holds for a whole model of any family; `specs.py` has what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -403,8 +404,12 @@ class ModelConfig:
                 return mixer
             return replace(mixer, rope=replace(rope, max_length=max_length))
 
+        return self.with_mixers(lengthened)
+
+    def with_mixers(self, change: Callable[[MixerSpec], MixerSpec]) -> ModelConfig:
+        """Returns the configuration with other mixers, each in the place of one of its own."""
         layers, further = (
-            tuple(layer.with_mixers(lengthened) for layer in layers)
+            tuple(layer.with_mixers(change) for layer in layers)
             for layers in (self.layers, self.further_layers)
         )
         return replace(self, layers=layers, further_layers=further)

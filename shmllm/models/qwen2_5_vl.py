@@ -11,7 +11,7 @@ from shmllm.models import qwen2, qwen2_vl
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
-from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
+from shmllm.models.vision.qwen_fields import TOKENS, read_qwen_tower, read_video, with_vision
 from shmllm.models.vision.specs import Qwen2_5Tower, VisionSpec
 
 _VISION_DEFAULTS: dict[str, Any] = {
@@ -40,7 +40,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     window = vision.integer("window_size", 112, minimum=square) // square
     full = read_layer_indices(vision, "fullatt_block_indexes", _FULL_LAYERS, shared["num_layers"])
     return VisionSpec(
-        image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
+        image_token=read_item_token(fields, ("image_token_id",), TOKENS.image, config.vocab_size),
         tower=Qwen2_5Tower(
             **shared,
             inner=vision.integer("intermediate_size", 3420),
@@ -51,7 +51,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
         has_axes=True,
         video=read_video(
             fields,
-            "Qwen2VLVideoProcessor",
+            ("Qwen2VLVideoProcessor",),
             config.vocab_size,
             in_one_piece=True,
             tokens_per_second=vision.number("tokens_per_second", 4),

@@ -12,7 +12,7 @@ from shmllm.models import qwen2
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, vision_fields
-from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
+from shmllm.models.vision.qwen_fields import TOKENS, read_qwen_tower, read_video, with_vision
 from shmllm.models.vision.specs import Qwen2Tower, VisionSpec
 
 DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
@@ -43,9 +43,9 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     )
     inner = shared["hidden_size"] * vision.integer("mlp_ratio", 4)
     return VisionSpec(
-        image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
+        image_token=read_item_token(fields, ("image_token_id",), TOKENS.image, config.vocab_size),
         tower=Qwen2Tower(**shared, inner=inner),
         merge_size=shared["merge_size"],
         has_axes=True,
-        video=read_video(fields, "Qwen2VLVideoProcessor", config.vocab_size, in_one_piece=True),
+        video=read_video(fields, ("Qwen2VLVideoProcessor",), config.vocab_size, in_one_piece=True),
     )

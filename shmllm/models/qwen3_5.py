@@ -1,13 +1,14 @@
-"""The language model of Qwen 3.5 and 3.6: three of four layers are gated delta nets, the others
-have attention with a gate of its output; norms are of (1 + weight).
+"""Qwen 3.5 and 3.6: three of four layers are gated delta nets, the others have attention with a
+gate of its output; norms are of (1 + weight).
 
-Its positions are triples, see `qwen3_vl`.
+The tower and the positions are those of `qwen3_vl`, without further levels of embeddings.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from shmllm.models import qwen3_vl
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
@@ -25,6 +26,8 @@ from shmllm.models.readers import (
 from shmllm.models.recurrent_specs import DeltaNetSpec
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.vision.qwen_fields import ItemTokens, with_vision
+from shmllm.models.vision.specs import VisionSpec
 
 LINEAR = "linear_attention"
 """The type of layers with a delta net, as in the field ``layer_types``."""
@@ -32,10 +35,31 @@ HEAD_MULTIPLE = 16
 """What the widths of a delta net's heads must be multiples of."""
 MOST_TAPS = 4
 """The most tokens that a convolution reads."""
+SECTIONS = (11, 11, 10)
+_TOKENS = ItemTokens(248056, 248057)
 
 
 def configure(fields: Fields) -> ModelConfig:
-    return configure_with(fields, read_mlp(fields), num_kv_heads=4)
+    config = configure_with(fields, read_mlp(fields), num_kv_heads=4)
+    return with_vision(config, fields, read_vision(fields, config), SECTIONS, mixes_axes=True)
+
+
+def read_vision(
+    fields: Fields,
+    config: ModelConfig,
+    model_types: tuple[str, ...] = ("qwen3_5_vision", "qwen3_5"),
+) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``.
+
+    Args:
+        fields: what `configure` got.
+        config: that of the language model.
+        model_types: what ``model_type`` of ``vision_config`` may be.
+    """
+    vision = qwen3_vl.read_vision(fields, config, model_types, levels=(), tokens=_TOKENS)
+    if vision is not None and vision.num_levels:
+        raise fields.whole.error("deepstack_visual_indexes is not supported; supported: []")
+    return vision
 
 
 def configure_with(fields: Fields, mlp: MLPSpec | MoESpec, *, num_kv_heads: int = 2) -> ModelConfig:

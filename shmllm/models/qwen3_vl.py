@@ -14,7 +14,13 @@ from shmllm.models import qwen3
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
-from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
+from shmllm.models.vision.qwen_fields import (
+    TOKENS,
+    ItemTokens,
+    read_qwen_tower,
+    read_video,
+    with_vision,
+)
 from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
 
 SECTIONS = (24, 20, 20)
@@ -39,6 +45,9 @@ def read_vision(
     fields: Fields,
     config: ModelConfig,
     model_types: tuple[str, ...] = ("qwen3_vl_vision", "qwen3_vl"),
+    *,
+    levels: tuple[int, ...] = _LEVELS,
+    tokens: ItemTokens = TOKENS,
 ) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``.
 
@@ -46,6 +55,8 @@ def read_vision(
         fields: what `configure` got.
         config: that of the language model.
         model_types: what ``model_type`` of ``vision_config`` may be.
+        levels: the default of ``deepstack_visual_indexes``.
+        tokens: the defaults of those whose embeddings an item's take the place of.
     """
     vision = vision_fields(fields, *model_types)
     if vision is None:
@@ -54,22 +65,28 @@ def read_vision(
     positions = vision.integer("num_position_embeddings", 2304)
     if isqrt(positions) ** 2 != positions:
         raise vision.error(f"num_position_embeddings ({positions}) must be a square number")
-    levels = read_layer_indices(vision, "deepstack_visual_indexes", _LEVELS, shared["num_layers"])
-    if len(levels) > config.num_layers:
+    layers = read_layer_indices(vision, "deepstack_visual_indexes", levels, shared["num_layers"])
+    if len(layers) > config.num_layers:
         raise vision.error(
-            f"deepstack_visual_indexes lists {len(levels)} layers, and the language model has "
+            f"deepstack_visual_indexes lists {len(layers)} layers, and the language model has "
             f"{config.num_layers}"
         )
     return VisionSpec(
-        image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, config.vocab_size),
+        image_token=read_item_token(fields, ("image_token_id",), tokens.image, config.vocab_size),
         tower=Qwen3Tower(
             **shared,
             inner=vision.integer("intermediate_size", 4304),
             num_positions=positions,
-            level_layers=levels,
+            level_layers=layers,
         ),
-        num_levels=len(levels),
+        num_levels=len(layers),
         merge_size=shared["merge_size"],
         has_axes=True,
-        video=read_video(fields, "Qwen3VLVideoProcessor", config.vocab_size, in_one_piece=False),
+        video=read_video(
+            fields,
+            ("Qwen3VLVideoProcessor",),
+            config.vocab_size,
+            in_one_piece=False,
+            tokens=tokens,
+        ),
     )

@@ -136,7 +136,7 @@ def make_encoder(
         return SoundEncoder(tower, send)
     video = spec.video if modality == "video" else None
     if video is not None:
-        settings = read_video_settings(Path(directory), video.processor)
+        settings = read_video_settings(Path(directory), video.processors)
     else:
         settings = read_image_settings(Path(directory))
     if settings is None:

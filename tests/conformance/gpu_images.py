@@ -21,7 +21,7 @@ from support.audio_models import audio_inputs, make_audio_model
 from support.variants import slow
 from support.vision_families import FAMILIES, IMAGE_SIZE
 from support.vision_models import (
-    VISION_FAMILIES,
+    EACH_FAMILY,
     image_token,
     make_vision_model,
     reference_embeddings,
@@ -61,7 +61,18 @@ MADE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "qwen3_5": {
+        "vision": {"out_hidden_size": 32, "depth": 2},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "glm4v": {
+        "vision": {"out_hidden_size": 32},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+    "glm4v_moe": {
         "vision": {"out_hidden_size": 32},
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
@@ -76,7 +87,9 @@ SQUARE: Grid = (1, 1, 1)
 GRIDS: dict[str, list[Grid]] = {
     "qwen3_vl": [(1, 4, 6), (1, 4, 2)],
     "qwen3_vl_moe": [(1, 4, 6), (1, 4, 2)],
+    "qwen3_5": [(1, 4, 6), (1, 4, 2)],
     "glm4v": [(1, 4, 6), (1, 4, 2)],
+    "glm4v_moe": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
 }
@@ -206,7 +219,8 @@ def ask(engine: Engine, subject: Subject, names: Sequence[str]) -> None:
     scope="module",
     params=[
         "qwen3_vl",
-        *map(slow, ("llava", "gemma3", "mistral3", "glm4v", "lfm2_vl", "qwen3_vl_moe")),
+        *map(slow, ("llava", "gemma3", "mistral3", "glm4v", "glm4v_moe", "lfm2_vl")),
+        *map(slow, ("qwen3_vl_moe", "qwen3_5")),
     ],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
@@ -221,13 +235,13 @@ class Encoded(NamedTuple):
     wanted: Tensor
 
 
-@pytest.fixture(scope="module", params=[*VISION_FAMILIES, "voxtral"])
+@pytest.fixture(scope="module", params=[*EACH_FAMILY, "voxtral"])
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)
     if request.param == "voxtral":
         return make_encoded_sound(directory)
     model = make_vision_model(request.param, directory)
-    any_size = request.param.startswith(("glm4v", "lfm2", "mistral", "qwen"))
+    any_size = request.param.startswith(("glm4", "lfm2", "mistral", "qwen"))
     size = model.config.vision_config.patch_size if any_size else 64
     grid = (1, 4, 6) if any_size else (3, 128, 60) if "next" in request.param else (2, 1, 1)
     shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)

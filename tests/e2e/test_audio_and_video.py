@@ -19,7 +19,12 @@ from shmllm.worker import loading
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
 MAX_TOKENS = 12
-BASE: dict[str, Any] = {"max_model_len": 512, "num_threads": 1, "multiprocess": False}
+BASE: dict[str, Any] = {
+    "max_model_len": 512,
+    "num_threads": 1,
+    "multiprocess": False,
+    "mamba_block_size": 16,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole": {},
     "chunks": {"max_num_batched_tokens": 100, "long_prefill_token_threshold": 7},
@@ -27,7 +32,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "two threads": {"num_threads": 2},
 }
-NAMES = ["qwen2_audio", "voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", slow("qwen3_vl_moe")]
+NAMES = [
+    *("qwen2_audio", "voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+    *map(slow, ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")),
+]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
     (RANDOM.standard_normal(16_000) * 0.1).astype(np.float32),
@@ -128,7 +136,10 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen2_audio", "qwen3_vl", *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl"))],
+    params=[
+        *("qwen2_audio", "qwen3_vl"),
+        *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
+    ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory.mktemp("models") / request.param)

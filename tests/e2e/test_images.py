@@ -15,7 +15,7 @@ from support.determinism import said
 from support.image_llms import prepared_of
 from support.reference_models import VARIANTS
 from support.variants import slow
-from support.vision_models import VISION_FAMILIES, make_vision_model, reference_tokens
+from support.vision_models import EACH_FAMILY, VISION_FAMILIES, make_vision_model, reference_tokens
 
 from shmllm import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
 from shmllm.worker import loading
@@ -49,7 +49,7 @@ class Subject(NamedTuple):
     directory: Path
 
 
-@pytest.fixture(scope="module", params=VISION_FAMILIES)
+@pytest.fixture(scope="module", params=EACH_FAMILY)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory)
 

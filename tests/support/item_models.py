@@ -46,6 +46,19 @@ MADE: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3",
         {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}},
     ),
+    "qwen3_5": (
+        "qwen3_5",
+        {
+            "head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "rope_parameters": ROPE
+            | {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+        },
+    ),
     "gemma3": (
         "gemma3",
         {"head_dim": 16, "query_pre_attn_scalar": 9, "sliding_window": WINDOW}
@@ -136,6 +149,9 @@ def wanted_logits(name: str, model: Any, tokens: list[int], items: Sequence[Plac
         hidden = _on_axes(Qwen2_5_VLTextModel, Qwen2_5_VLTextConfig, model, ids, items)
     elif name == "qwen3_vl":
         hidden = _on_axes(Qwen3VLTextModel, Qwen3VLTextConfig, model, ids, items)
+    elif name == "qwen3_5":
+        positions = torch.from_numpy(positions_of(items, len(tokens)))[:, None]
+        hidden = model.model(ids, position_ids=positions).last_hidden_state
     else:
         count = len(tokens)  # no image is cut
         masks = {kind: mask[..., :count, :count] for kind, mask in _masks_of(tuple(items)).items()}

@@ -1,8 +1,9 @@
-"""transformers' greedy tokens for prompts with images and videos of Qwen-VL."""
+"""transformers' greedy tokens for prompts with images and videos of Qwen-VL and GLM."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -62,16 +63,36 @@ def reference_tokens(
             seconds = [item.frame_seconds for item in videos]
             inputs["second_per_grid_ts"] = torch.tensor(seconds)
     config = model.config
-    inputs["mm_token_type_ids"] = (ids == config.image_token_id).long() + 2 * (
-        ids == config.video_token_id
-    ).long()
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        pad_token_id=0,
-        **inputs,
-    )
+    is_image, is_video = ids == config.image_token_id, ids == config.video_token_id
+    if model.vision_family.startswith("glm4"):
+        begun, ended = (
+            (ids == token).cumsum(1)
+            for token in (config.video_start_token_id, config.video_end_token_id)
+        )
+        is_image, is_video = is_image & (begun <= ended), is_image & (begun > ended)
+    inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
+    with placed(model, is_image, is_video):
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=0,
+            **inputs,
+        )
     tokens: list[int] = output[0, len(token_ids) :].tolist()
     return tokens
+
+
+@contextmanager
+def placed(model: Any, is_image: Tensor, is_video: Tensor) -> Iterator[None]:
+    """transformers 5.24 takes all image tokens of GLM for those of images, and for those of videos,
+    too, and refuses prompts with both. Inside of the context it has the places of each."""
+    if not model.vision_family.startswith("glm4"):
+        yield
+        return
+    model.model.get_placeholder_mask = lambda *_, **__: (is_image[..., None], is_video[..., None])
+    try:
+        yield
+    finally:
+        del model.model.get_placeholder_mask

@@ -10,25 +10,30 @@ from typing import Any
 _STUBS = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
 
 
-def _qwen2_module() -> Any:
-    """Import the module while empty ones stand for torchvision's."""
-    missing = [name for name in [*_STUBS, f"{_STUBS[-1]}.functional"] if name not in sys.modules]
-    sys.modules.update({name: ModuleType(name) for name in missing})
+def _without_torchvision(name: str) -> Any:
+    """Import the module of a family while empty ones stand for torchvision's."""
+    missing = [each for each in [*_STUBS, f"{_STUBS[-1]}.functional"] if each not in sys.modules]
+    sys.modules.update({each: ModuleType(each) for each in missing})
     try:
-        return import_module("transformers.models.qwen2_vl.video_processing_qwen2_vl")
+        return import_module(f"transformers.models.{name}.video_processing_{name}")
     finally:
-        for name in missing:
-            del sys.modules[name]
+        for each in missing:
+            del sys.modules[each]
 
 
-qwen3_module: Any = import_module("transformers.models.qwen3_vl.video_processing_qwen3_vl")
-qwen2_module = _qwen2_module()
+qwen2_module, qwen3_module, glm4v_module, glm46v_module = map(
+    _without_torchvision, ("qwen2_vl", "qwen3_vl", "glm4v", "glm46v")
+)
 CLASSES: dict[str, Any] = {
+    "Glm46VVideoProcessor": glm46v_module.Glm46VVideoProcessor,
+    "Glm4vVideoProcessor": glm4v_module.Glm4vVideoProcessor,
     "Qwen2VLVideoProcessor": qwen2_module.Qwen2VLVideoProcessor,
     "Qwen3VLVideoProcessor": qwen3_module.Qwen3VLVideoProcessor,
 }
 """By the names that files give them."""
 SMART_RESIZE: dict[str, Any] = {
+    "Glm46VVideoProcessor": glm46v_module.smart_resize,
+    "Glm4vVideoProcessor": glm4v_module.smart_resize,
     "Qwen2VLVideoProcessor": qwen2_module.smart_resize,
     "Qwen3VLVideoProcessor": qwen3_module.smart_resize,
 }
@@ -53,3 +58,12 @@ def sampled(name: str, total: int, rate: float, fields: dict[str, Any]) -> list[
     count = fields.get("num_frames")
     found: list[int] = kind.sample_frames(own, metadata, num_frames=count).tolist()
     return found[:-1] if found[-1] == total else found
+
+
+def sampled_of_glm(name: str, total: int, rate: float, fields: dict[str, Any]) -> list[int]:
+    """The same for a class of GLM, which repeats the last frame if their number is odd; here it is
+    not repeated."""
+    own = SimpleNamespace(**{"temporal_patch_size": 2, "fps": 2, "max_duration": 300} | fields)
+    metadata = SimpleNamespace(total_num_frames=total, fps=rate, duration=total / rate)
+    found: list[int] = CLASSES[name].sample_frames(own, metadata).tolist()
+    return [*dict.fromkeys(found)]

@@ -83,6 +83,14 @@ _QWEN_IDS = {
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
 }
+_GLM_IDS = {
+    "image_token_id": "<|image|>",
+    "video_token_id": "<|video|>",
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_end_token_id": "<|end_of_video|>",
+}
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _TILES = ("<fake_token_around_image>", "<image>", "<global-img>", *_ROWS)
 _SOFT_MARKS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
@@ -165,22 +173,76 @@ def _qwen(
 
 def _qwen3(model: str, text: dict[str, Any]) -> VisionFamily:
     rope = {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
-    return _qwen(
+    return _with_table(
         model,
         {
             "head_dim": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 5e6} | rope,
         }
         | text,
-        QWEN
-        | {
-            "patch_size": 16,
-            "num_position_embeddings": 256,
-            "deepstack_visual_indexes": [0, 1, 2],
-        },
+        {"deepstack_visual_indexes": [0, 1, 2]},
+    )
+
+
+def _qwen3_5(model: str, text: dict[str, Any]) -> VisionFamily:
+    """Layers of both kinds; half of a head is rotated, by all axes."""
+    rope = {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    return _with_table(
+        model,
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6} | rope,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        }
+        | text,
+        {},
+    )
+
+
+def _with_table(model: str, text: dict[str, Any], vision: dict[str, Any]) -> VisionFamily:
+    """A tower with a table of positions."""
+    return _qwen(
+        model,
+        text,
+        QWEN | {"patch_size": 16, "num_position_embeddings": 256} | vision,
         **HALF_MEAN,
         patch_size=16,
         size={"shortest_edge": 64 * 64, "longest_edge": 64 * 64 * 8},
+    )
+
+
+def _glm(model: str, text: dict[str, Any]) -> VisionFamily:
+    return VisionFamily(
+        model=model,
+        text=TEXT
+        | {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [1, 1, 2],
+            }
+        }
+        | text,
+        vision=QWEN | {"depth": 2, "intermediate_size": 48, "patch_size": 14, "image_size": 70},
+        outer={},
+        marks=(*_CHATML, *_GLM_IDS.values()),
+        image="<|image|>",
+        ids=_GLM_IDS,
+        chat="<|begin_of_image|><|image|><|end_of_image|>",
+        processor=("Glm46V", "glm46v") if model == "Glm46V" else ("Glm4v", "glm4v"),
+        settings=CLIP_MEAN
+        | {
+            "resample": BICUBIC,
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 56 * 56 * 8},
+        },
     )
 
 
@@ -255,38 +317,19 @@ FAMILIES = {
         {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
         | {"mlp_only_layers": [1]},
     ),
-    "glm4v": VisionFamily(
-        model="Glm4v",
-        text=TEXT
-        | {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "partial_rotary_factor": 0.5,
-                "mrope_section": [1, 1, 2],
-            }
-        },
-        vision=QWEN | {"depth": 2, "intermediate_size": 48, "patch_size": 14, "image_size": 70},
-        outer={},
-        marks=(*_CHATML, "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
-        image="<|image|>",
-        ids={
-            "image_token_id": "<|image|>",
-            "video_token_id": "<|video|>",
-            "image_start_token_id": "<|begin_of_image|>",
-            "image_end_token_id": "<|end_of_image|>",
-        },
-        chat="<|begin_of_image|><|image|><|end_of_image|>",
-        processor=("Glm4v", "glm4v"),
-        settings=CLIP_MEAN
-        | {
-            "resample": BICUBIC,
-            "patch_size": 14,
-            "temporal_patch_size": 2,
-            "merge_size": 2,
-            "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 56 * 56 * 8},
-        },
+    "qwen3_5": _qwen3_5("Qwen3_5", {}),
+    "qwen3_5_moe": _qwen3_5(
+        "Qwen3_5Moe",
+        {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 32}
+        | {"num_experts": 4, "num_experts_per_tok": 2},
     ),
+    "glm4v": _glm("Glm4v", {"model_type": "glm4v_text"}),
+    "glm4v_moe": _glm(
+        "Glm4vMoe",
+        {"model_type": "glm4v_moe_text", "moe_intermediate_size": 24, "n_routed_experts": 4}
+        | {"num_experts_per_tok": 2},
+    ),
+    "glm46v": _glm("Glm46V", {"model_type": "glm4v_text"}),
     "mistral3": VisionFamily(
         model="Mistral3",
         text=TEXT | {"model_type": "mistral"},

@@ -18,6 +18,7 @@ import torch
 import transformers
 from support.one_thread import one_thread
 from support.torchvision_modules import import_without_torchvision
+from support.variants import slow
 from support.vision_families import FAMILIES, PREPARED, VOCAB_SIZE, VisionFamily
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -31,6 +32,11 @@ transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
+ALIKE = ("qwen3_5_moe", "glm4v_moe", "glm46v")
+"""Families with the tower of another one."""
+EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)
+"""The same as parameters of a test, those with the tower of another family outside of the default
+suite."""
 
 
 def make_vision_model(
@@ -213,7 +219,7 @@ def reference_tokens(
     inputs = joined_inputs(model.vision_family, images) if images else {}
     ids = torch.tensor([list(token_ids)])
     is_image = (ids == image_token(model)).long()
-    if model.vision_family.startswith(("glm4v", "qwen")):
+    if model.vision_family.startswith(("glm4", "qwen")):
         inputs["mm_token_type_ids"] = is_image
     elif model.vision_family == "gemma3":
         inputs["token_type_ids"] = is_image
@@ -293,7 +299,7 @@ def tokenizer_with(marks_of_family: Sequence[str], first_mark: int = FIRST_MARK)
 
 def _tokenizer_config(family: VisionFamily) -> dict[str, Any]:
     end, begin = family.marks[:2]
-    video = family.chat.replace("image_pad", "video_pad")
+    video = family.chat.replace("image", "video")
     template = (
         f"{{% for message in messages %}}{begin}{{{{ message['role'] }}}}\n"
         "{% if message['content'] is string %}{{ message['content'] }}"

@@ -30,7 +30,7 @@ class PreparedItem:
             image in pixels, likewise. A sound: (frames, 1, 1), without those behind its end.
         num_tokens: the number of its embeddings.
         frame_seconds: of a video the time between two frames of its grid.
-        times: of a video the second of each frame of its grid.
+        times: of a video what a prompt says of the time of each frame of its grid.
         divided: of an item that the engine computes in parts, such as tiles of several sizes, these
             in the order of their embeddings. It has no data of its own, and the grid
             (parts, rows, columns), where rows and columns say how they lie.
@@ -40,7 +40,7 @@ class PreparedItem:
     grid: Grid
     num_tokens: int
     frame_seconds: float = 0.0
-    times: tuple[float, ...] = ()
+    times: tuple[str, ...] = ()
     divided: tuple[PreparedItem, ...] = ()
 
     @classmethod

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from shmllm.params.items import Modality
+from shmllm.params.items import MODALITIES, Modality
 
 if TYPE_CHECKING:
     from shmllm.frontend.items.prepared import PreparedItem
@@ -44,7 +44,7 @@ def by_modality(items: Iterable[ReadyItem]) -> dict[Modality, list[ReadyItem]]:
 
 
 def prepared_of(items: Iterable[ReadyItem]) -> dict[Modality, list[PreparedItem]]:
-    """The same without what identifies them."""
-    return {
-        modality: [each.prepared for each in own] for modality, own in by_modality(items).items()
-    }
+    """The same without what identifies them. Images are first: what stands for a video may have
+    their mark."""
+    ordered = sorted(items, key=lambda each: MODALITIES.index(each.modality))
+    return {kind: [each.prepared for each in own] for kind, own in by_modality(ordered).items()}

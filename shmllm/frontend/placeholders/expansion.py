@@ -58,12 +58,13 @@ def expand_ids(
     Raises:
         RequestError: the ids are neither, or the tokenizer does not know the expansions' tokens.
     """
-    array = np.asarray(ids, np.int64)
+    array = placeholder.visible(np.asarray(ids, np.int64))
     num_tokens = sum(item.num_tokens for item in items)
     found = int(np.count_nonzero(array == placeholder.token_id))
     replaced = placeholder.replaced_ids or tuple(encode(placeholder.replaced))
     marks = _places(array, replaced)
-    if len(marks) == len(items) and _are_marks(placeholder, ids, found, num_tokens, items, encode):
+    seen = array.tolist()
+    if len(marks) == len(items) and _are_marks(placeholder, seen, found, num_tokens, items, encode):
         expanded = _replaced(placeholder, list(ids), marks, len(replaced), items, encode)
         _check_tokens(name, placeholder, expanded, num_tokens)
         return expanded
@@ -92,7 +93,8 @@ def find_runs(
     Raises:
         RequestError: the prompt has more or fewer of the items' tokens.
     """
-    positions = np.flatnonzero(np.asarray(ids, np.int64) == placeholder.token_id)
+    seen = placeholder.visible(np.asarray(ids, np.int64))
+    positions = np.flatnonzero(seen == placeholder.token_id)
     if len(positions) != sum(counts):
         raise RequestError(
             f"{name} has the token {placeholder.token_id} ({placeholder.token!r}) "
@@ -159,7 +161,8 @@ def _intervals(positions: NDArray[np.int64]) -> Runs:
 
 
 def _check_tokens(name: str, placeholder: Placeholder, ids: list[int], num_tokens: int) -> None:
-    found = ids.count(placeholder.token_id)
+    seen = placeholder.visible(np.asarray(ids, np.int64))
+    found = int(np.count_nonzero(seen == placeholder.token_id))
     if found != num_tokens:
         raise RequestError(
             f"{name}: the tokenizer makes {found} tokens {placeholder.token_id} of "

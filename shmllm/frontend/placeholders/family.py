@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import AudioSettings
@@ -51,6 +54,11 @@ class Placeholder(ABC):
             EngineStartError: a field is missing, wrong or not supported.
         """
 
+    def visible(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The token ids of a prompt with -1 in the place of what other modalities' expansions have
+        in common with this one."""
+        return ids
+
     @abstractmethod
     def count(self, grid: Grid) -> int:
         """The number of embeddings of an item."""
@@ -58,6 +66,16 @@ class Placeholder(ABC):
     @abstractmethod
     def expansion(self, item: PreparedItem) -> str:
         """The text that replaces a mark, as transformers' processor writes it."""
+
+
+class TokenIds(NamedTuple):
+    """The ids of tokens for which config.json has none: of an image, a video, and those around
+    videos, or around images, too."""
+
+    image: int
+    video: int
+    begin: int
+    end: int
 
 
 def one_token(text: str, token: int, mark: str | None = None) -> dict[str, Any]:
@@ -112,11 +130,11 @@ class VideoPlaceholder(Placeholder):
     """How a model's prompts contain videos.
 
     Attributes:
-        processor: the name of transformers' class that prepares them.
+        processors: the names of transformers' classes that may prepare them, the default first.
     """
 
     modality: ClassVar[Modality] = "video"
-    processor: ClassVar[str]
+    processors: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def check_rules(self, rules: Rules) -> None:

@@ -1,5 +1,5 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a token for each square of merged patches of an image, or of a
-frame of a video."""
+"""Qwen2-VL, 2.5-VL, 3-VL and Qwen3.5: a token for each square of merged patches of an image, or of
+a frame of a video."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
 from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, VideoPlaceholder, one_token
+from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 from shmllm.params.items import Grid
 
@@ -23,13 +23,13 @@ class QwenVLPlaceholder(SquaresPlaceholder):
     RULES: ClassVar[type[SquaresRules]] = Qwen2VLRules
     AUTHOR: ClassVar[str] = "Qwen"
     DEFAULT_PATCH: ClassVar[int] = 14
-    DEFAULT_ID: ClassVar[int] = 151655
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151655, 151656, 151652, 151653)
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         vision = config.table("vision_config")
         text = texts.get("image_token", "<|image_pad|>")
-        token = config.integer("image_token_id", default=cls.DEFAULT_ID, minimum=0)
+        token = config.integer("image_token_id", default=cls.DEFAULT_IDS.image, minimum=0)
         return cls(
             **one_token(text, token, mark=f"<|vision_start|>{text}<|vision_end|>"),
             side=None,
@@ -49,6 +49,13 @@ class Qwen3VLPlaceholder(QwenVLPlaceholder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Qwen35Placeholder(Qwen3VLPlaceholder):
+    """The defaults of transformers' `Qwen3_5Config`."""
+
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(248056, 248057, 248053, 248054)
+
+
+@dataclass(frozen=True, kw_only=True)
 class QwenVideoPlaceholder(VideoPlaceholder):
     """Of Qwen2-VL and Qwen2.5-VL: a video token for each square of merged patches.
 
@@ -57,7 +64,7 @@ class QwenVideoPlaceholder(VideoPlaceholder):
         begin, end: the texts of the tokens around them.
     """
 
-    processor: ClassVar[str] = "Qwen2VLVideoProcessor"
+    processors: ClassVar[tuple[str, ...]] = ("Qwen2VLVideoProcessor",)
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = QwenVLPlaceholder
 
     image: QwenVLPlaceholder
@@ -67,7 +74,7 @@ class QwenVideoPlaceholder(VideoPlaceholder):
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         text = texts.get("video_token", "<|video_pad|>")
-        token = config.integer("video_token_id", default=151656, minimum=0)
+        token = config.integer("video_token_id", default=cls.IMAGE.DEFAULT_IDS.video, minimum=0)
         begin = texts.get("vision_start_token", "<|vision_start|>")
         end = texts.get("vision_end_token", "<|vision_end|>")
         mark = f"{begin}{text}{end}"
@@ -106,17 +113,25 @@ class Qwen3VideoPlaceholder(QwenVideoPlaceholder):
     write it: the tokens around the mark go, too. (transformers 5.24 leaves them around the whole.)
     """
 
-    processor: ClassVar[str] = "Qwen3VLVideoProcessor"
+    processors: ClassVar[tuple[str, ...]] = ("Qwen3VLVideoProcessor",)
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = Qwen3VLPlaceholder
 
     @classmethod
     def _replaced(
         cls, config: Config, mark: str, text: str, token: int
     ) -> tuple[str, tuple[int, ...]]:
-        begin = config.integer("vision_start_token_id", default=151652, minimum=0)
-        end = config.integer("vision_end_token_id", default=151653, minimum=0)
+        default = cls.IMAGE.DEFAULT_IDS
+        begin = config.integer("vision_start_token_id", default=default.begin, minimum=0)
+        end = config.integer("vision_end_token_id", default=default.end, minimum=0)
         return mark, (begin, token, end)
 
     def expansion(self, item: PreparedItem) -> str:
         tokens = self.token * (item.num_tokens // item.grid[0])
-        return "".join(f"<{time:.1f} seconds>{self.begin}{tokens}{self.end}" for time in item.times)
+        return "".join(f"{time}{self.begin}{tokens}{self.end}" for time in item.times)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen35VideoPlaceholder(Qwen3VideoPlaceholder):
+    """As Qwen3-VL's, with other ids."""
+
+    IMAGE: ClassVar[type[QwenVLPlaceholder]] = Qwen35Placeholder

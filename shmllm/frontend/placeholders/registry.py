@@ -9,7 +9,14 @@ from typing import Any
 from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
-from shmllm.frontend.placeholders.glm4v import Glm4vPlaceholder
+from shmllm.frontend.placeholders.glm4v import (
+    Glm4vMoePlaceholder,
+    Glm4vMoeVideoPlaceholder,
+    Glm4vPlaceholder,
+    Glm4vVideoPlaceholder,
+    Glm46VPlaceholder,
+    Glm46VVideoPlaceholder,
+)
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
 from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
@@ -20,6 +27,8 @@ from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_vl import (
     Qwen3VideoPlaceholder,
     Qwen3VLPlaceholder,
+    Qwen35Placeholder,
+    Qwen35VideoPlaceholder,
     QwenVideoPlaceholder,
     QwenVLPlaceholder,
 )
@@ -28,7 +37,9 @@ from shmllm.frontend.placeholders.whisper import WhisperPlaceholder
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
-    "Glm4vForConditionalGeneration": (Glm4vPlaceholder,),
+    "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
+    "Glm4vForConditionalGeneration": (Glm4vPlaceholder, Glm4vVideoPlaceholder),
+    "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder, Glm4vMoeVideoPlaceholder),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Lfm2VlForConditionalGeneration": (Lfm2VlPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
@@ -42,8 +53,10 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
-    "WhisperForConditionalGeneration": (WhisperPlaceholder,),
+    "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
+    "Qwen3_5MoeForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),
+    "WhisperForConditionalGeneration": (WhisperPlaceholder,),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
 }
 """One for each modality that the architecture takes."""

@@ -17,7 +17,7 @@ import numpy as np
 from shmllm.errors import RequestError
 from shmllm.extras import install_command
 from shmllm.frontend.images.opening import open_image
-from shmllm.frontend.videos.rules import HIGHEST_RATE, LOWEST_RATE, is_rate
+from shmllm.frontend.videos.rules.family import HIGHEST_RATE, LOWEST_RATE, is_rate
 
 if TYPE_CHECKING:
     from shmllm.frontend.images.picture import Picture

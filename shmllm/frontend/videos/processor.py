@@ -22,7 +22,8 @@ from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
 from shmllm.frontend.placeholders.family import VideoPlaceholder
 from shmllm.frontend.videos.opening import EncodedVideo, Frames, decode, open_video
-from shmllm.frontend.videos.rules import FAMILIES, OVERRIDES, VideoRules, rules_of_model
+from shmllm.frontend.videos.rules.family import VideoRules
+from shmllm.frontend.videos.rules.registry import FAMILIES, rules_of_model
 
 
 class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
@@ -44,14 +45,14 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
 
     @classmethod
     def of_model(cls, directory: Path, placeholder: VideoPlaceholder) -> Self:
-        settings = read_video_settings(directory, placeholder.processor)
+        settings = read_video_settings(directory, placeholder.processors)
         if settings is None:
             raise missing_settings("videos", directory)
         return cls(settings, placeholder)
 
     @property
     def known_overrides(self) -> frozenset[str]:
-        return OVERRIDES
+        return self._rules.OVERRIDES
 
     def open(self, name: str, value: Any) -> Frames | EncodedVideo:
         return open_video(name, value)
@@ -110,7 +111,9 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         grid = len(pictures) // step, pixels.shape[1] // patch, pixels.shape[2] // patch
         rate = frames.rate or rules.rate
         firsts, lasts = indices[::step], indices[step - 1 :: step]
-        times = tuple((a / rate + b / rate) / 2 for a, b in zip(firsts, lasts, strict=True))
+        times = tuple(
+            rules.time_text(a / rate, b / rate) for a, b in zip(firsts, lasts, strict=True)
+        )
         used = len(frames.indices) / frames.total * rate  # frames of a second that are used
         return PreparedItem(pixels, grid, self._count(grid), step / used, times)
 

@@ -1,4 +1,4 @@
-"""Reads the fields that the towers of Qwen 2 VL, 2.5 VL, 3 VL and GLM-4.1V share.
+"""Reads the fields that the towers of Qwen and GLM share.
 
 This module must not import torch: front ends import it too.
 """
@@ -6,11 +6,11 @@ This module must not import torch: front ends import it too.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.vision.fields import (
     MOST_LAYERS,
     check_rotated_heads,
@@ -20,8 +20,16 @@ from shmllm.models.vision.fields import (
 )
 from shmllm.models.vision.specs import VideoSpec, VisionSpec
 
-IMAGE_TOKEN, VIDEO_TOKEN = 151655, 151656
-"""The defaults of ``image_token_id`` and ``video_token_id``."""
+
+class ItemTokens(NamedTuple):
+    """The defaults of ``image_token_id`` and ``video_token_id``."""
+
+    image: int
+    video: int
+
+
+TOKENS = ItemTokens(151655, 151656)
+"""Those of Qwen 2 VL, 2.5 VL and 3 VL."""
 
 
 def read_qwen_tower(
@@ -63,27 +71,29 @@ def read_qwen_tower(
 
 def read_video(
     fields: Fields,
-    processor: str,
+    processors: tuple[str, ...],
     vocab_size: int,
     *,
     in_one_piece: bool,
     tokens_per_second: float = 0.0,
+    tokens: ItemTokens = TOKENS,
 ) -> VideoSpec | None:
     """Returns how a model takes videos; None: its vocabulary has no token for them.
 
     Args:
         fields: what `configure` got.
-        processor: see `VideoSpec`.
+        processors: see `VideoSpec`.
         vocab_size: the number of tokens.
         in_one_piece: see `VideoSpec`.
         tokens_per_second: see `VideoSpec`.
+        tokens: the defaults.
     """
-    token = fields.whole.integer("video_token_id", VIDEO_TOKEN, minimum=0)
+    token = fields.whole.integer("video_token_id", tokens.video, minimum=0)
     if token >= vocab_size:
         return None
     return VideoSpec(
         token=token,
-        processor=processor,
+        processors=processors,
         in_one_piece=in_one_piece,
         tokens_per_second=tokens_per_second,
     )
@@ -97,8 +107,8 @@ def with_vision(
     *,
     mixes_axes: bool,
 ) -> ModelConfig:
-    """Returns the configuration of a model that sees images, whose layers rotate by three axes also
-    if config.json leaves ``mrope_section`` out.
+    """Returns the configuration of a model that sees images, whose attention rotates by three axes
+    also if config.json leaves ``mrope_section`` out.
 
     Args:
         config: the configuration of the language model.
@@ -109,17 +119,18 @@ def with_vision(
     """
     if vision is None:
         return config
-    layers = []
-    for layer in config.layers:
-        assert isinstance(layer.mixer, AttentionSpec), "all layers have attention"
-        rope = layer.mixer.rope
-        assert rope is not None, "all layers rotate"
+
+    def with_axes(mixer: MixerSpec) -> MixerSpec:
+        if not isinstance(mixer, AttentionSpec):
+            return mixer
+        rope = mixer.rope
+        assert rope is not None, "attention rotates in all layers"
         found = rope.sections or sections
         if rope.type != "default" or sum(found) != rope.rotary_dim // 2:
             raise fields.error(
                 f"images need a rotation of the type 'default' with an mrope_section that adds up "
                 f"to {rope.rotary_dim // 2}; language_model_only=True takes the model without them"
             )
-        rope = replace(rope, sections=found, mixes_axes=mixes_axes)
-        layers.append(replace(layer, mixer=replace(layer.mixer, rope=rope)))
-    return replace(config, layers=tuple(layers), vision=vision)
+        return replace(mixer, rope=replace(rope, sections=found, mixes_axes=mixes_axes))
+
+    return replace(config.with_mixers(with_axes), vision=vision)

@@ -276,8 +276,8 @@ class VideoSpec:
 
     Attributes:
         token: the token of whose embeddings a video's take the place.
-        processor: the name of transformers' class that prepares them, whose defaults hold where
-            files are silent.
+        processors: the names of transformers' classes that may prepare them; the defaults of the
+            first one hold where files are silent.
         in_one_piece: whether its embeddings follow one another in a prompt; otherwise each frame is
             an image of its own, behind a text that says its time.
         tokens_per_second: how many positions on the axis of time are a second. 0: a frame is one,
@@ -285,7 +285,7 @@ class VideoSpec:
     """
 
     token: int
-    processor: str
+    processors: tuple[str, ...]
     in_one_piece: bool
     tokens_per_second: float = 0.0
 

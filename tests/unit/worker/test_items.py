@@ -95,7 +95,7 @@ def test_tiles_that_it_does_not_take(change: dict[str, Any]) -> None:
 
 
 def qwen(in_one_piece: bool) -> VisionSpec:
-    video = VideoSpec(token=2, processor="a class", in_one_piece=in_one_piece)
+    video = VideoSpec(token=2, processors=("a class",), in_one_piece=in_one_piece)
     return replace(QWEN, video=video)
 
 

@@ -11,10 +11,14 @@ import torch
 from transformers import (
     Glm4vConfig,
     Glm4vModel,
+    Glm4vMoeConfig,
+    Glm4vMoeModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLModel,
     Qwen2VLConfig,
     Qwen2VLModel,
+    Qwen3_5Config,
+    Qwen3_5Model,
     Qwen3VLConfig,
     Qwen3VLModel,
     Qwen3VLMoeConfig,
@@ -39,7 +43,13 @@ KINDS: dict[str, tuple[Any, Any, dict[str, int]]] = {
         Qwen3VLModel,
         {"intermediate_size": 8, "num_position_embeddings": 16},
     ),
+    "Qwen3.5": (
+        Qwen3_5Config,
+        Qwen3_5Model,
+        {"intermediate_size": 8, "num_position_embeddings": 16},
+    ),
     "GLM-4.1V": (Glm4vConfig, Glm4vModel, {"intermediate_size": 8}),
+    "GLM-4.5V": (Glm4vMoeConfig, Glm4vMoeModel, {"intermediate_size": 8}),
     "Qwen3-VL with experts": (
         Qwen3VLMoeConfig,
         Qwen3VLMoeModel,

@@ -9,25 +9,21 @@ from typing import ClassVar, Self
 from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.qwen2_vl import largest_area, refuse_narrow, sides_within
-from shmllm.frontend.images.rules.squares import SquaresRules
+from shmllm.frontend.images.rules.squares import BoundedRules
 
 _BOUNDS = ("shortest_edge", "longest_edge")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glm4vRules(SquaresRules):
-    """The rules of transformers' `Glm4vImageProcessor`.
+class Glm4vRules(BoundedRules):
+    """The rules of transformers' `Glm4vImageProcessor`. Bounds are those of all frames.
 
     Attributes:
-        fewest: the smallest number of pixels of all frames that a resized image becomes.
-        most: the largest one.
         num_frames: how often an image is repeated.
     """
 
     OVERRIDES: ClassVar[frozenset[str]] = frozenset({"do_resize", "size", "resample"})
 
-    fewest: int
-    most: int
     num_frames: int
 
     @classmethod

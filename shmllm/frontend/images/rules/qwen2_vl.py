@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from shmllm.errors import RequestError
 from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.squares import SquaresRules
+from shmllm.frontend.images.rules.squares import BoundedRules
 
 LARGEST_RATIO = 200
 """The largest ratio of an image's sides, as in transformers."""
@@ -19,20 +19,12 @@ _BOUNDS = ("shortest_edge", "longest_edge")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen2VLRules(SquaresRules):
-    """The rules of transformers' `Qwen2VLImageProcessor`.
-
-    Attributes:
-        fewest: the smallest number of pixels of a resized image.
-        most: the largest one.
-    """
+class Qwen2VLRules(BoundedRules):
+    """The rules of transformers' `Qwen2VLImageProcessor`."""
 
     OVERRIDES: ClassVar[frozenset[str]] = frozenset(
         {"do_resize", "size", "min_pixels", "max_pixels", "resample"}
     )
-
-    fewest: int
-    most: int
 
     @classmethod
     def merged(cls, values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "LlavaImageProcessor": ClipRules,
     "LlavaNextImageProcessor": LlavaNextRules,
     "SiglipImageProcessor": SiglipRules,
+    "Glm46VImageProcessor": Glm4vRules,
     "Glm4vImageProcessor": Glm4vRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,

@@ -68,3 +68,15 @@ class SquaresRules(Rules):
                 parameter="do_resize",
             )
         return picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedRules(SquaresRules):
+    """
+    Attributes:
+        fewest: the smallest number of pixels that a resized image, or all frames together, become.
+        most: the largest one.
+    """
+
+    fewest: int
+    most: int

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
+from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLConfig
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
@@ -200,14 +200,17 @@ def test_ids_are_told_apart_from_expanded_ones_also_with_one_token(model: Model)
         assert model.ours.expand_ids("prompt", ids, [item], model.encode) == expected
 
 
-@pytest.mark.parametrize(("kind", "architecture"), [names[1:] for names in KINDS.values()])
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [*(names[1:] for names in KINDS.values()), (Qwen3_5Config, "Qwen3_5")],
+)
 def test_defaults_are_those_of_transformers(kind: Any, architecture: str, tmp_path: Path) -> None:
     names = {"architectures": [f"{architecture}ForConditionalGeneration"]}
     whole = kind().to_dict() | names
     found = placeholders_of_model(tmp_path, whole)["video"]
     assert found.token_id == whole["video_token_id"]
     assert placeholders_of_model(tmp_path, names)["video"] == found
-    if architecture == "Qwen3VL":
+    if architecture.startswith("Qwen3"):
         ids = whole["vision_start_token_id"], found.token_id, whole["vision_end_token_id"]
         assert found.replaced_ids == ids
     with pytest.raises(EngineStartError, match="'video_token_id' must be an integer"):

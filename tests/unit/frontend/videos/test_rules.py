@@ -6,14 +6,16 @@ import random
 from typing import Any
 
 import pytest
-from support.video_processors import SMART_RESIZE, sampled
+from support.video_processors import SMART_RESIZE, sampled, sampled_of_glm
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.image_settings import settings_of
-from shmllm.frontend.videos.rules import FAMILIES, VideoRules, rules_of_model
+from shmllm.frontend.videos.rules.family import VideoRules
+from shmllm.frontend.videos.rules.registry import FAMILIES, rules_of_model
 
 QWEN2, QWEN3 = "Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor"
 NAMES = [QWEN2, QWEN3]
+GLM, GLM46 = "Glm4vVideoProcessor", "Glm46VVideoProcessor"
 
 
 def rules(name: str, changes: dict[str, Any] | None = None, **fields: Any) -> VideoRules:
@@ -36,6 +38,46 @@ def test_frames_of_a_rate_are_those_of_transformers(name: str) -> None:
         assert rules(name, fields).choose(total, rate) == found, "of a request"
         lengths.add(len(found))
     assert len(lengths) > 20
+
+
+def test_frames_of_glm_are_those_of_transformers() -> None:
+    draw = random.Random(4)
+    lengths = set()
+    for _ in range(400):
+        fields = {"fps": draw.choice([0.3, 1, 2, 2.5, 7]), "max_duration": draw.choice([5, 300])}
+        total, rate = draw.randint(2, 900), draw.choice([1, 5, 10.0, 23.976, 29.97, 60])
+        found = rules(GLM, **fields).choose(total, rate)
+        assert found == sampled_of_glm(GLM, total, rate, fields), (total, rate, fields)
+        assert rules(GLM, fields).choose(total, rate) == found, "of a request"
+        lengths.add(len(found))
+    assert len(lengths) > 20
+
+
+def test_frames_of_glm_4_6v_are_those_of_transformers() -> None:
+    """Of videos of seconds, minutes and an hour."""
+    draw = random.Random(5)
+    lengths = set()
+    for _ in range(400):
+        total = draw.choice([draw.randint(2, 90), draw.randint(90, 2000), draw.randint(2000, 9000)])
+        rate = draw.choice([1, 2.5, 5, 10.0, 23.976, 29.97, 60])
+        found = rules(GLM46).choose(total, rate)
+        assert found == (sampled_of_glm(GLM46, total, rate, {}) or [0]), (total, rate)
+        lengths.add(len(found))
+    assert len(lengths) > 20
+
+
+@pytest.mark.parametrize("name", [GLM, GLM46])
+def test_a_single_frame_of_glm_is_used(name: str) -> None:
+    for rate in (0.5, 25, 1000):
+        assert rules(name).choose(1, rate) == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [(GLM, {"num_frames": 4}), (GLM, {"max_pixels": 9}), (GLM46, {"fps": 3})]
+)
+def test_what_glm_does_not_choose_by_is_refused(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=rf"'{next(iter(changes))}' is not supported for videos"):
+        rules(name, changes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,7 +104,7 @@ def test_indices_are_those_of_frames(name: str) -> None:
                 assert found[-1] < total
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, GLM])
 def test_sizes_are_those_of_transformers(name: str) -> None:
     draw = random.Random(3)
     kinds = {"smaller": 0, "larger": 0, "as it is": 0}
@@ -81,7 +123,7 @@ def test_sizes_are_those_of_transformers(name: str) -> None:
             size={"shortest_edge": fewest, "longest_edge": most},
         ).size_of(width, height, frames)
         fields: dict[str, Any] = {"factor": factor, "min_pixels": fewest, "max_pixels": most}
-        if name == QWEN3:
+        if name != QWEN2:
             fields |= {"num_frames": frames, "temporal_factor": 2}
         assert found[::-1] == SMART_RESIZE[name](height=height, width=width, **fields)
         ratio = found[0] * found[1] / (width * height)
@@ -89,7 +131,7 @@ def test_sizes_are_those_of_transformers(name: str) -> None:
     assert min(kinds.values()) > 20, kinds
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, GLM])
 def test_narrow_frames_are_refused_where_transformers_refuses_them(name: str) -> None:
     for width, height in [(9000, 40), (40, 9000)]:
         with pytest.raises(RequestError, match=f"{width}x{height} pixels .* too narrow"):

@@ -66,6 +66,65 @@ QWEN_3_VL_30B: dict[str, Any] = {
         "temporal_patch_size": 2,
     },
 }
+QWEN_3_5_35B: dict[str, Any] = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512,
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 16,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "shared_expert_intermediate_size": 512,
+        "vocab_size": 248320,
+    },
+    "tie_word_embeddings": False,
+    "video_token_id": 248057,
+    "vision_config": {
+        "deepstack_visual_indexes": [],
+        "depth": 27,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "in_channels": 3,
+        "intermediate_size": 4304,
+        "model_type": "qwen3_5_moe",
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 2048,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
 LLAVA_1_6: dict[str, Any] = {
     "architectures": ["LlavaNextForConditionalGeneration"],
     "ignore_index": -100,
@@ -180,6 +239,57 @@ GLM_4_1V: dict[str, Any] = {
         "temporal_patch_size": 2,
     },
 }
+GLM_4_5V: dict[str, Any] = {
+    "architectures": ["Glm4vMoeForConditionalGeneration"],
+    "image_token_id": 151363,
+    "model_type": "glm4v_moe",
+    "text_config": {
+        "attention_bias": True,
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "max_position_embeddings": 65536,
+        "model_type": "glm4v_moe_text",
+        "moe_intermediate_size": 1408,
+        "n_group": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": 96,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 46,
+        "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 0,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
+        "rope_theta": 10000.0,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+        "use_qk_norm": False,
+        "vocab_size": 151552,
+    },
+    "tie_word_embeddings": False,
+    "video_token_id": 151364,
+    "vision_config": {
+        "attention_bias": False,
+        "depth": 24,
+        "hidden_act": "silu",
+        "hidden_size": 1536,
+        "image_size": 336,
+        "in_channels": 3,
+        "intermediate_size": 10944,
+        "model_type": "glm4v_moe",
+        "num_heads": 12,
+        "out_hidden_size": 4096,
+        "patch_size": 14,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
 LLAMA_4_SCOUT: dict[str, Any] = {
     "architectures": ["Llama4ForConditionalGeneration"],
     "boi_token_index": 200080,
@@ -268,6 +378,17 @@ def test_qwen_3_vl_with_experts(tmp_path: Path) -> None:
     assert (rope.sections, rope.mixes_axes) == ((24, 20, 20), True)
 
 
+def test_qwen_3_5_with_experts(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, QWEN_3_5_35B)
+    assert (len(config.attentions), config.num_layers) == (10, 40)
+    assert isinstance(vision.tower, Qwen3Tower)
+    assert (vision.num_levels, vision.num_embeddings((1, 32, 40))) == (0, 320)
+    assert vision.video is not None
+    assert (vision.image_token, vision.video.token) == (248056, 248057)
+    (rope,) = config.ropes
+    assert (rope.rotary_dim, rope.sections, rope.mixes_axes) == (64, (11, 11, 10), True)
+
+
 def test_llava_next(tmp_path: Path) -> None:
     config, vision = read(tmp_path, LLAVA_1_6)
     assert (config.hidden_size, config.num_layers, config.dense_mlps[0].inner) == (4096, 32, 14336)
@@ -298,8 +419,21 @@ def test_glm_4_1v(tmp_path: Path) -> None:
     tower = vision.tower
     assert isinstance(tower, Glm4vTower)
     assert (tower.inner, tower.merger_inner, tower.num_positions) == (4096, 13696, 576)
-    assert vision.video is None
+    assert vision.video is not None
+    assert (vision.image_token, vision.video.token) == (151343, 151343)
     assert vision.num_embeddings((1, 24, 24)) == 144
+
+
+def test_glm_4_5v(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, GLM_4_5V)
+    (rope,) = config.ropes
+    assert (rope.rotary_dim, rope.interleaved, rope.sections) == (64, False, (8, 12, 12))
+    assert (config.attentions[0].bias, config.attentions[0].num_heads) == (True, 96)
+    (mixture,) = config.mixtures
+    assert (mixture.num_experts, mixture.scoring) == (128, "sigmoid")
+    tower = vision.tower
+    assert isinstance(tower, Glm4vTower)
+    assert (tower.inner, tower.merger_inner, vision.image_token) == (4096, 10944, 151363)
 
 
 def test_llama_4_scout(tmp_path: Path) -> None:

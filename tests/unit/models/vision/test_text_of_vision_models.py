@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
+from support.vision_families import FAMILIES
 from support.vision_models import VISION_FAMILIES, make_vision_model
 
 from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
@@ -24,6 +25,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "internvl",
         {"model_type": "qwen3_moe", "head_dim": 16, "moe_intermediate_size": 24}
         | {"num_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "glm46v-glm4v_moe": (
+        "glm46v",
+        {"model_type": "glm4v_moe_text", "moe_intermediate_size": 24}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2},
     ),
     "smolvlm-wide-heads": ("smolvlm", {"head_dim": 20, "attention_bias": True}),
     "qwen2_5_vl-window": (
@@ -45,12 +51,8 @@ def test_logits_equal_transformers(case: str, tied: bool, tmp_path: Path) -> Non
     assert torch.equal(ours.argmax(-1), expected.argmax(-1))
 
 
-def test_every_architecture_with_a_tower_has_a_case(tmp_path: Path) -> None:
+def test_every_architecture_with_a_tower_has_a_case() -> None:
     """A family with a tower has a function for it."""
     seeing = {name for name in TEXT_MODELS if hasattr(find_family(name), "read_vision")}
     assert seeing <= ARCHITECTURES.keys()
-    found = set()
-    for name in VISION_FAMILIES:
-        make_vision_model(name, tmp_path / name)
-        found.add(load(tmp_path / name).config.architecture)
-    assert found == seeing
+    assert {f"{family.model}ForConditionalGeneration" for family in FAMILIES.values()} == seeing

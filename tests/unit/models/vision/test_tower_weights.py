@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.model_helpers import allocate, load
-from support.vision_models import VISION_FAMILIES, make_vision_model
+from support.vision_models import EACH_FAMILY, make_vision_model
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.config import ModelConfig
@@ -40,7 +40,7 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("name", VISION_FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_every_weight_of_the_file_that_is_needed_is_loaded(name: str, tmp_path: Path) -> None:
     make_vision_model(name, tmp_path)
     model = load(tmp_path)
@@ -57,7 +57,7 @@ def test_every_weight_of_the_file_that_is_needed_is_loaded(name: str, tmp_path: 
     assert len(tower_of(values_of(model))) > 20
 
 
-@pytest.mark.parametrize("name", VISION_FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_names_in_memory_reach_the_same_weights(name: str, tmp_path: Path) -> None:
     reference = make_vision_model(name, tmp_path)
     model = load(tmp_path)
@@ -137,7 +137,7 @@ def test_each_expert_may_have_tensors_of_its_own(tmp_path: Path) -> None:
     assert_equal(values_of(load(tmp_path)), values_of(before))
 
 
-@pytest.mark.parametrize("name", VISION_FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_without_vision_the_tower_is_left_out(name: str, tmp_path: Path) -> None:
     make_vision_model(name, tmp_path)
     whole = load(tmp_path)
@@ -205,7 +205,7 @@ def test_towers_are_not_quantized(quantization: str, tmp_path: Path) -> None:
     assert_equal(tower_of(values_of(model)), tower_of(values_of(exact)))
 
 
-@pytest.mark.parametrize("name", VISION_FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_the_first_rank_has_the_tower(name: str, tmp_path: Path) -> None:
     make_vision_model(name, tmp_path)
     whole = load(tmp_path)
@@ -236,7 +236,7 @@ def test_the_first_stage_has_the_tower(tmp_path: Path) -> None:
     assert all(type(view).__name__ == "Elsewhere" for (view,) in views.values())
 
 
-@pytest.mark.parametrize("name", VISION_FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_random_weights_leave_norms_neutral(name: str, tmp_path: Path) -> None:
     make_vision_model(name, tmp_path)
     model = create_model(ModelConfig.from_directory(tmp_path), torch.float32, allocate)

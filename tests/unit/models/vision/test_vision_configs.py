@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.vision_families import FAMILIES
-from support.vision_models import VISION_FAMILIES, make_vision_model
+from support.vision_models import EACH_FAMILY, make_vision_model
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -274,6 +276,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("glm4v", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
     ("glm4v", TEXT, {"attention_bias": False}, "attention_bias false is not supported"),
     ("glm4v", TEXT, {"head_dim": 32}, "head_dim 32 is not supported; supported: 16"),
+    ("glm4v_moe", VISION, {"model_type": "glm4v"}, "supported: glm4v_moe_vision, glm4v_moe"),
+    ("glm4v_moe", TEXT, {"use_qk_norm": True}, "use_qk_norm true is not supported"),
+    ("glm46v", TEXT, {"model_type": "glm4"}, "supported: glm4v_text, glm4v_moe_text"),
     ("glm4v", TEXT, {"model_type": "glm4"}, "model_type 'glm4' is not supported"),
     ("mistral3", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
     ("mistral3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
@@ -326,6 +331,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("qwen3_vl_moe", TEXT, {"num_experts_per_tok": 5}, r"\(5\) is more than num_local_experts"),
     ("qwen3_vl_moe", TEXT, {"hidden_act": "gelu"}, "experts with hidden_act 'gelu' are not"),
     ("qwen3_vl_moe", TEXT, {"model_type": "qwen3_moe"}, "supported: qwen3_vl_moe_text"),
+    ("qwen3_5", VISION, {"deepstack_visual_indexes": [1]}, "deepstack_visual_indexes is not supp"),
+    ("qwen3_5", VISION, {"model_type": "qwen3_vl"}, "supported: qwen3_5_vision, qwen3_5"),
+    ("qwen3_5_moe", VISION, {"model_type": "qwen3_5"}, "supported: qwen3_5_moe_vision, qwen3_5_m"),
     ("qwen3_vl", VISION, {"depth": 2**40}, "'depth' must be an integer of at most"),
     (
         "qwen3_vl",
@@ -347,15 +355,20 @@ def read(directory: Path, whole: dict[str, Any]) -> ModelConfig:
     return ModelConfig.from_directory(directory)
 
 
+Configs = Callable[[str], str]
+
+
 @pytest.fixture(scope="module")
-def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def configs(tmp_path_factory: pytest.TempPathFactory) -> Configs:
     """The config.json of each family."""
-    found = {}
-    for name in VISION_FAMILIES:
+
+    @cache
+    def made(name: str) -> str:
         directory = tmp_path_factory.mktemp(name)
         make_vision_model(name, directory)
-        found[name] = (directory / "config.json").read_text()
-    return found
+        return (directory / "config.json").read_text()
+
+    return made
 
 
 @pytest.mark.parametrize(("name", "place", "fields", "message"), REFUSED)
@@ -364,28 +377,26 @@ def test_what_is_not_computed_is_refused(
     place: str,
     fields: dict[str, Any],
     message: str,
-    configs: dict[str, str],
+    configs: Configs,
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "config.json").write_text(configs[name])
+    (tmp_path / "config.json").write_text(configs(name))
     ModelConfig.from_directory(tmp_path)
     change(tmp_path, place, fields)
     with pytest.raises(EngineStartError, match=rf"config\.json: .*{message}"):
         ModelConfig.from_directory(tmp_path)
 
 
-@pytest.mark.parametrize("name", VISION_FAMILIES)
-def test_every_family_says_what_a_prompt_needs(
-    name: str, configs: dict[str, str], tmp_path: Path
-) -> None:
-    config = read(tmp_path, json.loads(configs[name]))
+@pytest.mark.parametrize("name", EACH_FAMILY)
+def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_path: Path) -> None:
+    config = read(tmp_path, json.loads(configs(name)))
     vision = config.vision
     assert vision is not None
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name == "gemma3")
-    assert vision.num_levels == (3 if name.startswith("qwen3") else 0)
-    any_size = name.startswith(("glm4v", "lfm2", "qwen", "mistral"))
-    assert vision.has_axes == name.startswith(("glm4v", "qwen"))
+    assert vision.num_levels == (3 if name.startswith("qwen3_vl") else 0)
+    any_size = name.startswith(("glm4", "lfm2", "qwen", "mistral"))
+    assert vision.has_axes == name.startswith(("glm4", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
@@ -436,7 +447,7 @@ def test_files_of_qwen_2_have_the_width_of_embeddings_as_hidden_size(tmp_path: P
         ),
         merge_size=2,
         has_axes=True,
-        video=VideoSpec(token=151656, processor="Qwen2VLVideoProcessor", in_one_piece=True),
+        video=VideoSpec(token=151656, processors=("Qwen2VLVideoProcessor",), in_one_piece=True),
     )
 
 
@@ -463,7 +474,7 @@ def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path
         has_axes=True,
         video=VideoSpec(
             token=151656,
-            processor="Qwen2VLVideoProcessor",
+            processors=("Qwen2VLVideoProcessor",),
             in_one_piece=True,
             tokens_per_second=2.0,
         ),
@@ -532,17 +543,20 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ("qwen2_5_vl", (16, 24, 24)),
         ("qwen3_vl", (24, 20, 20)),
         ("qwen3_vl_moe", (24, 20, 20)),
+        ("qwen3_5", (11, 11, 10)),
+        ("qwen3_5_moe", (11, 11, 10)),
     ],
 )
 def test_sections_that_are_left_out_are_those_of_transformers(
-    name: str, sections: tuple[int, ...], configs: dict[str, str], tmp_path: Path
+    name: str, sections: tuple[int, ...], configs: Configs, tmp_path: Path
 ) -> None:
-    whole = json.loads(configs[name])
+    whole = json.loads(configs(name))
     text = whole["text_config"]
     del text["rope_parameters"]
-    with pytest.raises(EngineStartError, match="an mrope_section that adds up to 8"):
+    with pytest.raises(EngineStartError, match=r"an mrope_section that adds up to [82];"):
         read(tmp_path, whole)
-    text |= {"head_dim": 128, "hidden_size": 128, "num_attention_heads": 1}
+    head_dim = 256 if name.startswith("qwen3_5") else 128
+    text |= {"head_dim": head_dim, "hidden_size": 128, "num_attention_heads": 128 // head_dim or 1}
     text["num_key_value_heads"] = 1
     width = "hidden_size" if name == "qwen2_vl" else "out_hidden_size"
     whole["vision_config"][width] = 128
@@ -550,19 +564,17 @@ def test_sections_that_are_left_out_are_those_of_transformers(
     assert (rope.sections, rope.mixes_axes) == (sections, name.startswith("qwen3"))
 
 
-@pytest.mark.parametrize("name", VISION_FAMILIES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_without_vision_config_a_model_sees_nothing(
-    name: str, configs: dict[str, str], tmp_path: Path
+    name: str, configs: Configs, tmp_path: Path
 ) -> None:
-    whole = json.loads(configs[name])
+    whole = json.loads(configs(name))
     del whole["vision_config"]
     assert read(tmp_path, whole).vision is None
 
 
-def test_families_whose_towers_do_not_run_load_without(
-    configs: dict[str, str], tmp_path: Path
-) -> None:
-    whole = json.loads(configs["llava"])
+def test_families_whose_towers_do_not_run_load_without(configs: Configs, tmp_path: Path) -> None:
+    whole = json.loads(configs("llava"))
     whole["architectures"] = ["Gemma3nForConditionalGeneration"]
     whole["text_config"] |= {"model_type": "gemma3n_text", "num_kv_shared_layers": 0}
     whole["text_config"] |= {"laurel_rank": 16, "activation_sparsity_pattern": None}
@@ -571,11 +583,9 @@ def test_families_whose_towers_do_not_run_load_without(
 
 
 @pytest.mark.parametrize("name", ["llava", "mistral3"])
-def test_null_in_text_config_keeps_its_meaning(
-    name: str, configs: dict[str, str], tmp_path: Path
-) -> None:
+def test_null_in_text_config_keeps_its_meaning(name: str, configs: Configs, tmp_path: Path) -> None:
     """A window that is null is none; one that is absent is Mistral's default."""
-    whole = json.loads(configs[name])
+    whole = json.loads(configs(name))
     whole["text_config"]["model_type"] = "mistral"
     whole["text_config"].pop("sliding_window", None)
     assert set(read(tmp_path, whole).layer_windows) == {4096}

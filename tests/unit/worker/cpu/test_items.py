@@ -29,6 +29,7 @@ from shmllm.core.plan import StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.weights import load_weights
 from shmllm.worker.rope_positions import PlacedGrid
 
@@ -42,7 +43,7 @@ INSIDE_IMAGES = {"inside": [7, 12, 11, 14], "tokens": [1] * LENGTH}
 CASES = [
     *product(MADE, CHUNKS),
     # An image whose tokens see each other is never cut.
-    *product(("qwen2_5_vl", "qwen3_vl"), INSIDE_IMAGES),
+    *product(("qwen2_5_vl", "qwen3_vl", "qwen3_5"), INSIDE_IMAGES),
 ]
 
 
@@ -102,11 +103,15 @@ def test_text_has_the_bits_of_a_model_that_knows_no_images(
     made: dict[str, tuple[Any, Path]], name: str
 ) -> None:
     directory, config = made[name][1], items_config(made[name][1])
-    layers = []
-    for layer in config.layers:
-        rope = replace(layer.mixer.rope, sections=(), mixes_axes=False)
-        layers.append(replace(layer, mixer=replace(layer.mixer, rope=rope, ahead=0)))
-    plain = replace(config, layers=tuple(layers))
+
+    def plainly(mixer: MixerSpec) -> MixerSpec:
+        if not isinstance(mixer, AttentionSpec):
+            return mixer
+        assert mixer.rope is not None
+        rope = replace(mixer.rope, sections=(), mixes_axes=False)
+        return replace(mixer, rope=rope, ahead=0)
+
+    plain = config.with_mixers(plainly)
     assert plain != config
     for chunks in ([LENGTH], [20, *[1] * (LENGTH - 20)]):
         wanted = logits_of(load(directory, plain), chunks, None)

@@ -144,7 +144,7 @@ def test_two_ranks_encode_as_one(encoders: Any, make: Any, gpu_device: FakeGpu) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeing", ["llava", "gemma3", "qwen3_vl", "mistral3"])
+@pytest.mark.parametrize("seeing", ["llava", "gemma3", "qwen3_vl", "qwen3_5", "mistral3"])
 def test_the_first_of_two_ranks_sees_images(
     seeing: str, make: Any, gpu_device: FakeGpu, tmp_path: Path
 ) -> None:

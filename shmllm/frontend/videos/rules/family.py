@@ -1,4 +1,4 @@
-"""Which frames of a video are used, and their size: the rules of Qwen's video processors."""
+"""What the rules of all families have in common."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from shmllm.errors import EngineStartError, RequestError, nearest
+from shmllm.errors import RequestError, nearest
 from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.qwen2_vl import LARGEST_RATIO, Qwen2VLRules
+from shmllm.frontend.images.rules.qwen2_vl import LARGEST_RATIO
+from shmllm.frontend.images.rules.squares import BoundedRules
 
-OVERRIDES = frozenset(
-    {"do_resize", "size", "min_pixels", "max_pixels", "resample"}
-    | {"do_sample_frames", "fps", "num_frames", "min_frames", "max_frames"}
-)
-"""The fields that a request may change."""
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 2.0**20
 """The bounds of the frames of a second. Times of frames are finite between them."""
 
@@ -30,27 +26,27 @@ def is_rate(value: Any) -> bool:
     return is_number and not isinstance(value, bool) and LOWEST_RATE <= value < HIGHEST_RATE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VideoRules(ABC):
     """The rules of a family with the values of a model and a request. Equal rules make equal frames
     of equal videos, and their `repr` is part of a video's identity.
 
     Attributes:
+        FRAMES: the class of `of_frames`.
+        OVERRIDES: the fields that a request may change.
         of_frames: how frames are resized: the bounds are those of one frame, or of all.
         frames_at_once: how many frames become one of the grid.
         samples: whether frames are chosen of those that a user gives with their rate.
         rate: how many frames of a second are used, and what frames without a rate have.
-        count: how many frames are used; None: as `rate` says.
-        fewest, most: the bounds of that number.
     """
 
-    of_frames: Qwen2VLRules
+    FRAMES: ClassVar[type[BoundedRules]]
+    OVERRIDES: ClassVar[frozenset[str]]
+
+    of_frames: BoundedRules
     frames_at_once: int
     samples: bool
     rate: float
-    count: int | None
-    fewest: int
-    most: int
 
     @classmethod
     def of(cls, settings: ImageSettings, changes: Mapping[str, Any]) -> Self:
@@ -60,34 +56,34 @@ class VideoRules(ABC):
             RequestError: a name is unknown, or a value is wrong.
         """
         for name in changes:
-            if name not in OVERRIDES:
-                near = nearest(str(name), OVERRIDES)
+            if name not in cls.OVERRIDES:
+                near = nearest(str(name), cls.OVERRIDES)
                 raise RequestError(
                     f"{name!r} is not supported for videos; did you mean {near!r}? Supported are "
-                    f"{', '.join(sorted(OVERRIDES))}",
+                    f"{', '.join(sorted(cls.OVERRIDES))}",
                     parameter="mm_processor_kwargs",
                     value=name,
                 )
-        if changes.get("fps") is not None and changes.get("num_frames") is not None:
-            raise RequestError("'fps' and 'num_frames' exclude each other", parameter="fps")
-        values = Qwen2VLRules.merged(dict(settings.options), dict(changes))
-        options = Options(values)
+        options = Options(cls.FRAMES.merged(dict(settings.options), dict(changes)))
         rate = options.number("fps")
         if not is_rate(rate):
             raise RequestError(
                 f"'fps' must be from {LOWEST_RATE} to {HIGHEST_RATE:,.0f}, not {rate}",
                 parameter="fps",
             )
-        has_count = values.get("num_frames") is not None and changes.get("fps") is None
         return cls(
-            of_frames=Qwen2VLRules.of(options),
+            of_frames=cls.FRAMES.of(options),
             frames_at_once=options.count("temporal_patch_size"),
             samples=options.flag("do_sample_frames"),
             rate=rate,
-            count=options.count("num_frames") if has_count else None,
-            fewest=options.count("min_frames"),
-            most=options.count("max_frames"),
+            **cls._further(options, changes),
         )
+
+    @classmethod
+    @abstractmethod
+    def _further(cls, options: Options, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads the fields of a family. Arguments and errors are those of `of`, but `options` has
+        what a request changes."""
 
     @abstractmethod
     def choose(self, total: int, rate: float) -> list[int]:
@@ -110,37 +106,18 @@ class VideoRules(ABC):
             RequestError: one side is too long for the other.
         """
 
+    @abstractmethod
+    def time_text(self, first_s: float, last_s: float) -> str:
+        """What a prompt says of the time of a frame of the grid.
 
-@dataclass(frozen=True)
-class Qwen2VLVideoRules(VideoRules):
-    """Those of transformers' `Qwen2VLVideoProcessor`: the bounds are those of a frame."""
-
-    def choose(self, total: int, rate: float) -> list[int]:
-        step = self.frames_at_once
-        if self.count is not None:
-            count = min(round(self.count / step) * step, total)
-        else:
-            most = min(self.most, total) // step * step
-            wanted = min(max(total / rate * self.rate, self.fewest), most, total)
-            count = math.floor(wanted / step) * step
-        count = max(count, 1)
-        # transformers' arange of floats, which has an index behind the last frame now and then
-        return [index * total // count for index in range(count)]
-
-    def size_of(self, width: int, height: int, frames: int) -> tuple[int, int]:
-        return self.of_frames.size_of(width, height)
+        Args:
+            first_s: the second of the first frame that becomes one of the grid.
+            last_s: the second of the last one.
+        """
 
 
-@dataclass(frozen=True)
-class Qwen3VLVideoRules(VideoRules):
-    """Those of transformers' `Qwen3VLVideoProcessor`: the bounds are those of all frames."""
-
-    def choose(self, total: int, rate: float) -> list[int]:
-        count = self.count if self.count is not None else int(total / rate * self.rate)
-        if self.count is None:
-            count = max(count, self.fewest)
-        count = max(min(count, self.most, total), 1)
-        return [int(index) for index in np.linspace(0, total - 1, count).round()]
+class BoundedTogether(VideoRules):
+    """The bounds of pixels are those of all frames."""
 
     def size_of(self, width: int, height: int, frames: int) -> tuple[int, int]:
         rules = self.of_frames
@@ -164,22 +141,3 @@ class Qwen3VLVideoRules(VideoRules):
             scale = math.sqrt(rules.fewest / (frames * height * width))
             sides = [math.ceil(side * scale / factor) * factor for side in (width, height)]
         return sides[0], sides[1]
-
-
-FAMILIES: dict[str, type[VideoRules]] = {
-    "Qwen2VLVideoProcessor": Qwen2VLVideoRules,
-    "Qwen3VLVideoProcessor": Qwen3VLVideoRules,
-}
-"""By the names of transformers' classes."""
-
-
-def rules_of_model(settings: ImageSettings) -> VideoRules:
-    """The rules of a model.
-
-    Raises:
-        EngineStartError: a field is wrong.
-    """
-    try:
-        return FAMILIES[settings.processor].of(settings, {})
-    except RequestError as error:
-        raise EngineStartError(f"{settings.where}: {error}") from None
