@@ -81,6 +81,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "min_patches": 1,
         "max_patches": 12,
     },
+    "Cohere2VisionImageProcessor": {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "size": {"height": 512, "width": 512},
+        "crop_to_patches": True,
+        "min_patches": 1,
+        "max_patches": 12,
+        "patch_size": 16,
+    },
     "Llama4ImageProcessor": {
         "resample": BILINEAR,
         "size": {"height": 336, "width": 336},
@@ -147,7 +157,7 @@ _OF_THE_PROCESSOR = {
 """The fields that the whole file of a processor has beside its image processor, and which count."""
 _IN_BFLOAT16 = ("Llama4ImageProcessor",)
 """The processors that compute with bfloat16 numbers."""
-_SCALED_BY_STD = ("Lfm2VlImageProcessor",)
+_SCALED_BY_STD = ("Cohere2VisionImageProcessor", "Lfm2VlImageProcessor")
 """The processors without a class on pillow: the scaling is part of mean and deviation."""
 _OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 

@@ -131,6 +131,30 @@ class Llama4Tower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AyaVisionTower:
+    """An encoder, and projections of squares of its results with a gate.
+
+    Attributes:
+        encoder: the encoder, with the layers that are computed.
+        num_stored: how many layers a checkpoint has of it.
+        factor: the side of a square.
+        norm_eps: of a norm of squares before the projections; None: there is none.
+        inner: the width of the gate, and of what it multiplies.
+    """
+
+    encoder: EncoderSpec
+    num_stored: int
+    factor: int
+    norm_eps: float | None
+    inner: int
+
+    @property
+    def num_elements(self) -> int:
+        of_squares = 2 * self.factor**2 * self.encoder.hidden_size
+        return self.encoder.num_elements + self.inner * of_squares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Tower:
     """An encoder, means of squares of its results, a norm and a projection.
 
@@ -260,6 +284,7 @@ TowerSpec = (
     | Idefics3Tower
     | InternVLTower
     | Llama4Tower
+    | AyaVisionTower
     | Gemma3Tower
     | Qwen2Tower
     | Qwen2_5Tower
