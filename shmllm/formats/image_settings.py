@@ -247,10 +247,12 @@ def pixel_table(settings: ImageSettings) -> NDArray[np.float32]:
     if settings.processor in _IN_BFLOAT16 and settings.do_rescale and settings.do_normalize:
         return _bfloat16_table(settings)
     values, factor = np.arange(256, dtype=np.float64), np.float32(1)
-    if settings.do_rescale and settings.do_normalize and settings.processor in _SCALED_BY_STD:
-        factor = np.float32(1 / settings.rescale_factor)
-    elif settings.do_rescale:
-        values = values * settings.rescale_factor
+    scale = settings.rescale_factor
+    if settings.do_rescale:
+        if scale and settings.do_normalize and settings.processor in _SCALED_BY_STD:
+            factor = np.float32(1 / scale)
+        else:
+            values = values * scale
     table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
     if settings.do_normalize:
         mean, std = (
