@@ -25,18 +25,20 @@ from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
     AyaVisionTower,
     Gemma3Tower,
-    Glm4vTower,
     Idefics3Tower,
     InternVLTower,
-    Lfm2VlTower,
     Llama4Tower,
     LlavaNextTower,
     LlavaTower,
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Glm4vTower,
+    Lfm2VlTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
     Qwen3Tower,
-    VisionSpec,
 )
 
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {

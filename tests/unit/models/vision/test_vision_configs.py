@@ -13,17 +13,8 @@ from support.vision_models import VISION_FAMILIES, make_vision_model
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.vision.encoder_spec import EncoderSpec
-from shmllm.models.vision.specs import (
-    Gemma3Tower,
-    Idefics3Tower,
-    LlavaTower,
-    PixtralTower,
-    Qwen2_5Tower,
-    Qwen2Tower,
-    Qwen3Tower,
-    VideoSpec,
-    VisionSpec,
-)
+from shmllm.models.vision.specs import Gemma3Tower, Idefics3Tower, LlavaTower, VideoSpec, VisionSpec
+from shmllm.models.vision.squares_specs import PixtralTower, Qwen2_5Tower, Qwen2Tower, Qwen3Tower
 
 IMAGE_TOKENS = dict.fromkeys(("smolvlm", "idefics3", "llama4", "aya_vision"), 443)
 LLAVA_1_5: dict[str, Any] = {
