@@ -88,6 +88,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "min_patches": 1,
         "max_patches": 12,
     },
+    "Cohere2VisionImageProcessor": {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "size": {"height": 512, "width": 512},
+        "crop_to_patches": True,
+        "min_patches": 1,
+        "max_patches": 12,
+        "patch_size": 16,
+    },
     "Llama4ImageProcessor": {
         "resample": BILINEAR,
         "size": {"height": 336, "width": 336},
@@ -156,7 +166,7 @@ _OF_THE_PROCESSOR = {
 """The fields that the whole file of a processor has beside its image processor, and which count."""
 _IN_BFLOAT16 = ("Llama4ImageProcessor",)
 """The processors that compute with bfloat16 numbers."""
-_SCALED_BY_STD = ("Lfm2VlImageProcessor",)
+_SCALED_BY_STD = ("Cohere2VisionImageProcessor", "Lfm2VlImageProcessor")
 """The processors without a class on pillow: the scaling is part of mean and deviation."""
 _OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
@@ -246,10 +256,12 @@ def pixel_table(settings: ImageSettings) -> NDArray[np.float32]:
     if settings.processor in _IN_BFLOAT16 and settings.do_rescale and settings.do_normalize:
         return _bfloat16_table(settings)
     values, factor = np.arange(256, dtype=np.float64), np.float32(1)
-    if settings.do_rescale and settings.do_normalize and settings.processor in _SCALED_BY_STD:
-        factor = np.float32(1 / settings.rescale_factor)
-    elif settings.do_rescale:
-        values = values * settings.rescale_factor
+    scale = settings.rescale_factor
+    if settings.do_rescale:
+        if scale and settings.do_normalize and settings.processor in _SCALED_BY_STD:
+            factor = np.float32(1 / scale)
+        else:
+            values = values * scale
     table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
     if settings.do_normalize:
         mean, std = (

@@ -20,7 +20,8 @@ from shmllm.models.vision.qwen_fields import (
     read_video,
     with_vision,
 )
-from shmllm.models.vision.specs import Glm4vTower, VisionSpec
+from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.squares_specs import Glm4vTower
 
 __all__ = ["configure", "named_weights", "read_vision"]
 

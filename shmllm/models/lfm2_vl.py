@@ -17,7 +17,8 @@ from shmllm.models.vision.fields import (
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import Lfm2VlTower, VisionSpec
+from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.squares_specs import Lfm2VlTower
 
 __all__ = ["configure", "named_weights", "read_vision"]
 

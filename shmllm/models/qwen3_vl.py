@@ -21,7 +21,8 @@ from shmllm.models.vision.qwen_fields import (
     read_video,
     with_vision,
 )
-from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
+from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.squares_specs import Qwen3Tower
 
 SECTIONS = (24, 20, 20)
 _DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}

@@ -16,12 +16,14 @@ ARCHITECTURES: dict[str, str] = {
     "AfmoeForCausalLM": "afmoe",
     "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
+    "AyaVisionForConditionalGeneration": "aya_vision",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",
     "CamembertModel": "roberta",
     "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",
     "Cohere2MoeForCausalLM": "cohere2_moe",
+    "Cohere2VisionForConditionalGeneration": "cohere2_vision",
     "CohereForCausalLM": "cohere",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
@@ -163,6 +165,8 @@ _PURPOSES = {
 _WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 TEXT_MODELS: dict[str, tuple[str, ...]] = {
+    "AyaVisionForConditionalGeneration": ("cohere2", "cohere"),
+    "Cohere2VisionForConditionalGeneration": ("cohere2",),
     "KimiK25ForConditionalGeneration": ("deepseek_v3",),
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Gemma3nForConditionalGeneration": ("gemma3n_text",),

@@ -10,6 +10,7 @@ from shmllm.models.audio.voxtral import Voxtral
 from shmllm.models.audio.whisper import Whisper, WhisperKeys
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
+from shmllm.models.vision.aya_vision import AyaVision
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.idefics3 import Idefics3
@@ -22,19 +23,22 @@ from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
 from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
+    AyaVisionTower,
     Gemma3Tower,
-    Glm4vTower,
     Idefics3Tower,
     InternVLTower,
-    Lfm2VlTower,
     Llama4Tower,
     LlavaNextTower,
     LlavaTower,
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Glm4vTower,
+    Lfm2VlTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
     Qwen3Tower,
-    VisionSpec,
 )
 
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
@@ -43,6 +47,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Idefics3Tower: Idefics3,
     InternVLTower: InternVL,
     Llama4Tower: Llama4,
+    AyaVisionTower: AyaVision,
     Gemma3Tower: Gemma3,
     Qwen2Tower: Qwen2,
     Qwen2_5Tower: Qwen2_5,

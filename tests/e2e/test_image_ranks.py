@@ -76,6 +76,8 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "mistral3",
         "llama4",
         "lfm2_vl",
+        "aya_vision",
+        "cohere2_vision",
     )
     marked = [name if name in default else slow(name) for name in names if name not in without]
     return pytest.mark.parametrize("subject", marked, indirect=True)

@@ -102,6 +102,9 @@ _LFM2_MARKS = (
     *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
     *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
 )
+_COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 16, "logit_scale": 0.25}
+_COHERE_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
+_COHERE_TILES = ("TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)))
 _SQUARE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
 
 
@@ -363,6 +366,45 @@ FAMILIES = {
             "crop_to_patches": True,
             "max_patches": 4,
             "min_patches": 1,
+            "resample": BICUBIC,
+            "size": _SQUARE,
+        },
+    ),
+    "aya_vision": VisionFamily(
+        model="AyaVision",
+        text=_COHERE2,
+        vision=VISION | SIGLIP,
+        outer={"alignment_intermediate_size": 48},
+        marks=(*_CHATML, "<image>", "<|IMG_PATCH|>", *_COHERE_MARKS, *_COHERE_TILES),
+        image="<image>",
+        ids={"image_token_index": "<|IMG_PATCH|>"},
+        chat="<image>",
+        processor=("GotOcr2", "got_ocr2"),
+        settings=HALF_MEAN
+        | {
+            "crop_to_patches": True,
+            "max_patches": 4,
+            "min_patches": 1,
+            "resample": BICUBIC,
+            "size": _SQUARE,
+        },
+    ),
+    "cohere2_vision": VisionFamily(
+        model="Cohere2Vision",
+        text=_COHERE2,
+        vision=VISION | SIGLIP,
+        outer={"alignment_intermediate_size": 48},
+        marks=(*_CHATML, "<|IMG_PATCH|>", *_COHERE_MARKS, "<|IMG_LINE_BREAK|>"),
+        image="<|IMG_PATCH|>",
+        ids={"image_token_id": "<|IMG_PATCH|>"},
+        chat="<|IMG_PATCH|>",
+        processor=("Cohere2Vision", "cohere2_vision"),
+        settings=CLIP_MEAN
+        | {
+            "crop_to_patches": True,
+            "max_patches": 4,
+            "min_patches": 1,
+            "patch_size": 2,
             "resample": BICUBIC,
             "size": _SQUARE,
         },

@@ -129,9 +129,9 @@ def pixel_inputs(
     Returns:
         The arguments of ``get_image_features`` and ``forward`` but for the tokens.
     """
-    if name == "llama4":  # transformers prepares its images with torchvision alone
+    if name in ("llama4", "cohere2_vision"):  # which are prepared with torchvision alone
         return {"pixel_values": normalised(name, tiles)}
-    if name == "lfm2_vl":  # and those of LFM2-VL
+    if name == "lfm2_vl":  # and these
         patches = LFM2_VL.convert_image_to_patches(normalised(name, tiles), 16)
         mask = torch.ones(patches.shape[:2], dtype=torch.int32)
         shape = torch.tensor([grid[1:]])
@@ -168,9 +168,10 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).bfloat16()
         return pixels.mul(PREPARED["rescale_factor"]).sub(0.5).div(0.5).float()
     mean, std = (np.array(settings[key], np.float32) for key in ("image_mean", "image_std"))
-    if name == "lfm2_vl":  # whose processor has the scale in mean and deviation
+    if name in ("lfm2_vl", "cohere2_vision"):  # which have the scale in mean and deviation
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).float()
-        return pixels.sub(255 * 0.5).div(255 * 0.5)
+        factors = (torch.from_numpy(each)[:, None, None] * 255 for each in (mean, std))
+        return pixels.sub(next(factors)).div(next(factors))
     scaled = (tiles * PREPARED["rescale_factor"]).astype(np.float32)
     return torch.from_numpy(((scaled - mean) / std).transpose(0, 3, 1, 2))
 

@@ -39,7 +39,7 @@ def log_mel(samples: NDArray[np.float32], settings: AudioSettings) -> NDArray[np
     most, window = settings.most_frames, settings.window
     num_parts = -(-len(samples) // settings.most_samples)
     count = min(count_frames(len(samples), settings) + FRAMES_BEHIND, num_parts * most)
-    whole = np.zeros(num_parts * settings.most_samples)
+    whole = np.zeros(num_parts * settings.most_samples, np.float32)
     whole[: len(samples)] = samples
     padded = np.pad(whole, window // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, window)[:: settings.hop][:count]

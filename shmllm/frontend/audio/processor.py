@@ -115,13 +115,13 @@ class AudioProcessor(ItemProcessor[Sound]):
                     value=key,
                 )
         most = self._settings.most_samples
-        if self._divides and not overrides.get(_TRUNCATION):
-            return sound.samples
-        if len(sound.samples) > most and not overrides.get(_TRUNCATION):
+        if overrides.get(_TRUNCATION):
+            return sound.samples[:most]
+        if len(sound.samples) > most and not self._divides:
             seconds = self._settings.most_seconds
             raise RequestError(
                 f"{name} has {sound.seconds:,.1f} seconds, and the model hears {seconds} at once: "
                 f"cut it, or pass mm_processor_kwargs={{{_TRUNCATION!r}: True}} for the first "
                 f"{seconds}"
             )
-        return sound.samples[:most]
+        return sound.samples

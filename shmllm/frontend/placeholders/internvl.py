@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
-from shmllm.params.items import Grid
+from shmllm.frontend.placeholders.family import Config, one_token
+from shmllm.frontend.placeholders.tiles import TilesPlaceholder
 
 
 @dataclass(frozen=True, kw_only=True)
-class InternVLPlaceholder(ImagePlaceholder):
+class InternVLPlaceholder(TilesPlaceholder):
     """Attributes:
-    tokens: the number of embeddings of a tile.
     begin, end: the texts of the tokens around an image.
     """
 
-    tokens: int
+    RULES: ClassVar[type[Rules]] = InternVLRules
+    AUTHOR: ClassVar[str] = "InternVL"
+
     begin: str
     end: str
 
@@ -42,15 +43,8 @@ class InternVLPlaceholder(ImagePlaceholder):
             end=texts.get("end_image_token", "</img>"),
         )
 
-    def count(self, grid: Grid) -> int:
-        return grid[0] * self.tokens
-
     def expansion(self, item: PreparedItem) -> str:
         return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"
-
-    def check_rules(self, rules: Rules) -> None:
-        if not isinstance(rules, InternVLRules):
-            raise Config({}).error(f"the model needs InternVL's image processor, not {rules!r}")
 
 
 def square_side(vision: Config, name: str, default: int) -> int:

@@ -5,26 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder
+from shmllm.frontend.placeholders.family import Config
 from shmllm.frontend.placeholders.internvl import square_side
-from shmllm.params.items import Grid
+from shmllm.frontend.placeholders.tiles import TilesPlaceholder
 
 _PATCH, _BEHIND_TILE, _BEHIND_ROW = "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"
 _BEGIN, _WHOLE, _END = "<|image_start|>", "<|image|>", "<|image_end|>"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama4Placeholder(ImagePlaceholder):
-    """Attributes:
-    tokens: the number of embeddings of a tile.
-    """
+class Llama4Placeholder(TilesPlaceholder):
+    """Of transformers' `Llama4Processor`."""
 
-    tokens: int
+    RULES: ClassVar[type[Rules]] = Llama4Rules
+    AUTHOR: ClassVar[str] = "Llama 4"
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
@@ -46,15 +45,8 @@ class Llama4Placeholder(ImagePlaceholder):
             tokens=rows**2 // round(1 / ratio**2),
         )
 
-    def count(self, grid: Grid) -> int:
-        return grid[0] * self.tokens
-
     def expansion(self, item: PreparedItem) -> str:
         tiles, rows, columns = item.grid
         tile = _PATCH * self.tokens
         row = _BEHIND_TILE.join([tile] * columns) + _BEHIND_ROW
         return f"{_BEGIN}{row * rows if tiles > 1 else ''}{_WHOLE}{tile}{_END}"
-
-    def check_rules(self, rules: Rules) -> None:
-        if not isinstance(rules, Llama4Rules):
-            raise Config({}).error(f"the model needs Llama 4's image processor, not {rules!r}")

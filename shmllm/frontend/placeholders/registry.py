@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.formats.processor_files import PROCESSOR, read_object
+from shmllm.frontend.placeholders.aya_vision import (
+    AyaVisionPlaceholder,
+    Cohere2VisionPlaceholder,
+)
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.glm4v import (
@@ -37,6 +41,8 @@ from shmllm.frontend.placeholders.whisper import WhisperPlaceholder
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
+    "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
+    "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
     "Glm4vForConditionalGeneration": (Glm4vPlaceholder, Glm4vVideoPlaceholder),
     "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder, Glm4vMoeVideoPlaceholder),

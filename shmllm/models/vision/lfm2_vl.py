@@ -11,8 +11,9 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.encoder import EncoderLayer
-from shmllm.models.vision.specs import Grid, Lfm2VlTower
+from shmllm.models.vision.specs import Grid
 from shmllm.models.vision.squares import in_squares, patches_in_squares
+from shmllm.models.vision.squares_specs import Lfm2VlTower
 
 _ENCODER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
 _PROJECTOR_EPS = 1e-5

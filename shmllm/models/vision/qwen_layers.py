@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.squares import Rotation, attend_within
-from shmllm.models.vision.squares_spec import RotatedTower
+from shmllm.models.vision.squares_specs import RotatedTower
 
 EPS = 1e-6
 """Of all norms of these towers."""

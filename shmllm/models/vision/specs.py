@@ -11,7 +11,15 @@ from math import prod
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
-from shmllm.models.vision.squares_spec import ROTATING, RotatedTower, SquaresTower
+from shmllm.models.vision.squares_specs import (
+    Glm4vTower,
+    Lfm2VlTower,
+    PixtralTower,
+    Qwen2_5Tower,
+    Qwen2Tower,
+    Qwen3Tower,
+    SquaresTower,
+)
 
 Grid = tuple[int, int, int]
 """The shape of a prepared image. Of any size: (1, rows, columns) in patches. Of tiles: (tiles,
@@ -131,6 +139,30 @@ class Llama4Tower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AyaVisionTower:
+    """An encoder, and projections of squares of its results with a gate.
+
+    Attributes:
+        encoder: the encoder, with the layers that are computed.
+        num_stored: how many layers a checkpoint has of it.
+        factor: the side of a square.
+        norm_eps: of a norm of squares before the projections; None: there is none.
+        inner: the width of the gate, and of what it multiplies.
+    """
+
+    encoder: EncoderSpec
+    num_stored: int
+    factor: int
+    norm_eps: float | None
+    inner: int
+
+    @property
+    def num_elements(self) -> int:
+        of_squares = 2 * self.factor**2 * self.encoder.hidden_size
+        return self.encoder.num_elements + self.inner * of_squares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3Tower:
     """An encoder, means of squares of its results, a norm and a projection.
 
@@ -147,119 +179,13 @@ class Gemma3Tower:
         return self.encoder.num_elements
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen2Tower(RotatedTower):
-    """All patches of an image attend to one another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen2_5Tower(RotatedTower):
-    """
-    Attributes:
-        window: the side of the windows that patches attend within, in squares.
-        full_layers: the layers that attend to the whole image.
-    """
-
-    window: int
-    full_layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Tower(RotatedTower):
-    """
-    Attributes:
-        num_positions: the length of the table of positions, a square number.
-        level_layers: the layers whose results are levels, too, in ascending order.
-    """
-
-    num_positions: int
-    level_layers: tuple[int, ...]
-
-    @property
-    def most_activations(self) -> int:
-        """See `EncoderSpec.most_activations`: its MLPs have two."""
-        return max(2 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters."""
-        of_levels = len(self.level_layers) * (self.merge_size**2 * self.hidden_size) ** 2
-        return (
-            super(Qwen3Tower, self).num_elements + of_levels + self.num_positions * self.hidden_size
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Glm4vTower(RotatedTower):
-    """
-    Attributes:
-        num_positions: the length of the table of positions, a square number.
-        attention_bias: whether the projections to queries, keys and values have biases.
-        eps: of the norms of the encoder.
-        merger_inner: the width of the activation's output in the MLP behind it.
-    """
-
-    num_positions: int
-    attention_bias: bool
-    eps: float
-    merger_inner: int
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters, without those behind the encoder."""
-        return super(Glm4vTower, self).num_elements + self.num_positions * self.hidden_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PixtralTower(RotatedTower):
-    """
-    Attributes:
-        num_stored: how many layers a checkpoint has of it.
-        eps: of the norm behind the layers.
-        projector_activation: the activation between the last two projections.
-        bias: whether these have a bias.
-    """
-
-    num_stored: int
-    eps: float
-    projector_activation: VisionActivation
-    bias: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lfm2VlTower(SquaresTower):
-    """
-    Attributes:
-        num_positions: the length of the table of positions, a square number.
-        eps: of the norms of the encoder.
-        projector_norm: whether squares have a norm before the projections.
-        projector_inner: the width of the output of the first projection.
-        projector_activation: the activation between the projections.
-        projector_bias: whether these have a bias.
-    """
-
-    num_positions: int
-    eps: float
-    projector_norm: bool
-    projector_inner: int
-    projector_activation: VisionActivation
-    projector_bias: bool
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters, without the last projection."""
-        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
-        of_patches = 3 * self.patch_size**2 + self.num_positions
-        of_squares = self.merge_size**2 * self.projector_inner
-        return self.hidden_size * (of_layers + of_patches + of_squares)
-
-
 TowerSpec = (
     LlavaTower
     | LlavaNextTower
     | Idefics3Tower
     | InternVLTower
     | Llama4Tower
+    | AyaVisionTower
     | Gemma3Tower
     | Qwen2Tower
     | Qwen2_5Tower

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shmllm.models.tower import Dense, attend
 from shmllm.models.vision.specs import Grid
-from shmllm.models.vision.squares_spec import RotatedTower, SquaresTower
+from shmllm.models.vision.squares_specs import RotatedTower, SquaresTower
 from shmllm.models.vision.tiles import patches_of
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.variants import slow
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,6 +26,21 @@ from shmllm.worker.item_encoders import ImageEncoder
 from shmllm.worker.items import item_bytes
 
 QWEN_TEXT = {"num_hidden_layers": 3, "num_attention_heads": 32, "head_dim": 128}
+COMMAND: dict[str, Any] = {
+    "model_type": "cohere2",
+    "vocab_size": 256_000,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+}
+SIGLIP: dict[str, Any] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 1152,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "vision_use_head": False,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3VL": {
         "model_type": "qwen3_vl",
@@ -179,6 +195,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "vision_output_dim": 4096,
         },
     },
+    "AyaVision": {
+        "model_type": "aya_vision",
+        "alignment_intermediate_size": 28672,
+        "text_config": COMMAND | {"hidden_size": 4096, "num_attention_heads": 32},
+        "vision_config": SIGLIP | {"image_size": 364, "intermediate_size": 4304, "patch_size": 14},
+    },
+    "Cohere2Vision": {
+        "model_type": "cohere2_vision",
+        "text_config": COMMAND | {"hidden_size": 12288, "num_attention_heads": 96},
+        "vision_config": SIGLIP | {"image_size": 512, "intermediate_size": 4304},
+    },
     "Lfm2Vl": {
         "model_type": "lfm2_vl",
         "text_config": {
@@ -248,8 +275,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
-LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, LFM2-VL-1.6B, Gemma 3 4B and SmolVLM (2B), with fewer
-layers of text."""
+LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Aya Vision 8B, Command A Vision, LFM2-VL-1.6B, Gemma 3
+4B and SmolVLM (2B), with fewer layers of text."""
 
 
 class Allocations(TorchDispatchMode):
@@ -289,7 +316,7 @@ class Allocations(TorchDispatchMode):
         self._now -= num_bytes
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [slow(name) if name == "AyaVision" else name for name in CONFIGS])
 def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> None:
     """In bfloat16, by at most a third: a GPU does without that memory."""
     content = CONFIGS[name] | {"architectures": [f"{name}ForConditionalGeneration"]}

@@ -1,20 +1,104 @@
-"""Images that are resized to a number of tiles whose ratio is nearest, and cut."""
+"""Images that are resized to a number of tiles, and cut row by row."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shmllm.frontend.images.picture import Picture, pixels_of, resized
+from shmllm.errors import RequestError
+from shmllm.frontend.images.picture import MOST_PIXELS, Picture, pixels_of, resized
+from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.options import Options
+from shmllm.frontend.images.rules.sides import FIXED
 
 Arrangement = tuple[int, int]
 """A number of columns and one of rows."""
 
 
+@dataclass(frozen=True)
+class ArrangedRules(Rules):
+    """Behind several tiles there is the whole image as one more. The grid is (tiles, rows,
+    columns).
+
+    Attributes:
+        tile: height and width of a tile, in pixels.
+        resize: whether an image that is not cut is resized.
+        most: the largest number of tiles, without that of the whole image; 1 if images are not cut.
+        resample: the filter of pillow.
+    """
+
+    OVERRIDES: ClassVar[frozenset[str]] = frozenset(
+        {"crop_to_patches", "do_resize", "max_patches", "resample", "size"}
+    )
+
+    tile: tuple[int, int]
+    resize: bool
+    most: int
+    resample: int
+
+    @classmethod
+    def of(cls, options: Options) -> Self:
+        return cls(**cls._read(options))
+
+    @classmethod
+    def _read(cls, options: Options) -> dict[str, Any]:
+        """The attributes by their names."""
+        size = options.sides("size", FIXED)
+        most = options.count("max_patches") if options.flag("crop_to_patches") else 1
+        if (pixels := most * size["height"] * size["width"]) > MOST_PIXELS:
+            raise RequestError(
+                f"'max_patches' ({most}) allows images of {pixels:,} pixels, more than "
+                f"{MOST_PIXELS:,}",
+                parameter="max_patches",
+            )
+        return {
+            "tile": (size["height"], size["width"]),
+            "resize": options.flag("do_resize"),
+            "most": most,
+            "resample": options.filter(),
+        }
+
+    @abstractmethod
+    def arrangement(self, picture: Picture) -> Arrangement:
+        """How many tiles an image becomes."""
+
+    def tiles(self, picture: Picture) -> Tiles:
+        height, width = self.tile
+        if self.most == 1:
+            if self.resize:
+                picture = resized(picture, width, height, self.resample)
+            return Tiles(pixels_of(picture)[None], (1, 1, 1))
+        columns, rows = found = self.arrangement(picture)
+        count = rows * columns
+        pixels = np.empty((count + (count > 1), height, width, 3), np.uint8)
+        pixels[:count] = cut(picture, self.tile, found, self.resample)
+        if count > 1:
+            pixels[-1] = pixels_of(resized(picture, width, height, self.resample))
+        return Tiles(pixels, (len(pixels), rows, columns))
+
+    def largest(self) -> Grid | None:
+        return (self.most + (self.most > 1), 1, self.most)
+
+
+@lru_cache(8)
+def arrangements(fewest: int, most: int) -> list[Arrangement]:
+    """All arrangements of numbers of tiles, those with fewer tiles first."""
+    found = [
+        (columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(max(1, -(-fewest // columns)), most // columns + 1)
+    ]
+    return sorted(found, key=lambda each: each[0] * each[1])
+
+
 def nearest(
-    picture: Picture, tile: tuple[int, int], arrangements: Iterable[Arrangement]
+    picture: Picture, tile: tuple[int, int], possible: Iterable[Arrangement]
 ) -> Arrangement:
     """How many tiles an image becomes: those with the nearest ratio of width to height, and of
     several the last ones that have less than twice its pixels, or else the first ones.
@@ -22,11 +106,11 @@ def nearest(
     Args:
         picture: an RGB image.
         tile: height and width of a tile, in pixels.
-        arrangements: the possible ones.
+        possible: the possible arrangements.
     """
     width, height = picture.size
     ratio, least, found = width / height, float("inf"), (1, 1)
-    for each in arrangements:
+    for each in possible:
         columns, rows = each
         distance = abs(ratio - columns / rows)
         half = 0.5 * tile[0] * tile[1] * columns * rows

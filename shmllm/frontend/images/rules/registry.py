@@ -8,6 +8,7 @@ from typing import Any
 from shmllm.errors import EngineStartError, RequestError, nearest
 from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.clip import ClipRules
+from shmllm.frontend.images.rules.cohere2_vision import Cohere2VisionRules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
@@ -28,6 +29,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "SiglipImageProcessor": SiglipRules,
     "Glm46VImageProcessor": Glm4vRules,
     "Glm4vImageProcessor": Glm4vRules,
+    "Cohere2VisionImageProcessor": Cohere2VisionRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,
     "Llama4ImageProcessor": Llama4Rules,

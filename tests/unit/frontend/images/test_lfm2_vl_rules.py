@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from support.torchvision_modules import import_without_torchvision
+from support.torchvision_modules import (
+    import_without_torchvision,
+    preprocessed,
+    resize_with_pillow,
+)
 from support.variants import slow
-from transformers.image_processing_backends import TorchvisionBackend
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.image_settings import pixel_table, settings_of
@@ -31,30 +33,9 @@ def settings(**values: Any) -> Any:
     return settings_of(values, "file", "Lfm2VlImageProcessor")
 
 
-def resized_by_pillow(own: Any, images: Any, size: Any, resample: Any, **options: Any) -> Any:
-    """Of [images, 3, height, width], uint8."""
-    pictures = [Image.fromarray(each.permute(1, 2, 0).numpy()) for each in images]
-    sides = size.width, size.height
-    found = [np.array(each.resize(sides, Image.Resampling(resample))) for each in pictures]
-    return torch.from_numpy(np.stack(found)).permute(0, 3, 1, 2)
-
-
-def normalised(own: Any, images: Any, mean: Any, std: Any, **options: Any) -> Any:
-    """As torchvision's function."""
-    return images.sub(mean.view(-1, 1, 1)).div(std.view(-1, 1, 1))
-
-
 @pytest.fixture(autouse=True)
 def _without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchvisionBackend, "resize", resized_by_pillow)
-    monkeypatch.setattr(TorchvisionBackend, "normalize", normalised)
-
-
-def prepared_by_transformers(image: Image.Image, **values: Any) -> Any:
-    processor = THEIRS(**values)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-    fields = processor.to_dict() | {"return_row_col_info": True}
-    return processor._preprocess([pixels], **fields, return_tensors="pt", disable_grouping=None)
+    resize_with_pillow(monkeypatch)
 
 
 def inputs(tiles: Tiles, table: Any, size: int) -> Iterator[Any]:
@@ -99,7 +80,7 @@ def test_tiles_are_those_of_transformers(
         room = max(4 * values["max_image_tokens"], (rules.tile // rules.patch_size) ** 2)
         if found.parts and np.prod(found.parts[-1].grid) > room:
             continue  # a narrow one, for which transformers fails
-        wanted = prepared_by_transformers(image, **values)
+        wanted = preprocessed(THEIRS(**values), image, return_row_col_info=True)
         parts = [each.grid[1:] for each in found.parts or (found,)]
         assert parts == [tuple(each) for each in wanted["spatial_shapes"].tolist()]
         assert found.grid[0] == len(parts)

@@ -10,14 +10,8 @@ from typing import Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import Growth
 from shmllm.models.specs import MoESpec
-from shmllm.models.vision.specs import (
-    Glm4vTower,
-    InternVLTower,
-    Llama4Tower,
-    LlavaNextTower,
-    Qwen3Tower,
-    VisionSpec,
-)
+from shmllm.models.vision.specs import InternVLTower, Llama4Tower, LlavaNextTower, VisionSpec
+from shmllm.models.vision.squares_specs import Glm4vTower, Qwen3Tower
 from shmllm_kernels.windows import Chunk
 
 QWEN_3_VL_30B: dict[str, Any] = {

@@ -52,6 +52,7 @@ GRIDS: dict[str, list[Grid]] = {
     "idefics3": [(1, 1, 1), (5, 2, 2)],
     "internvl": [(1, 1, 1), (5, 2, 2)],
     "llama4": [(1, 1, 1), (5, 2, 2)],
+    "aya_vision": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
 }
 """Images whose windows are whole, cut at one side, at both, and narrower than a window; and tables
@@ -115,6 +116,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "llama4",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
         {},
+    ),
+    "Aya Vision's first layer": (
+        "aya_vision",
+        {"vision_use_head": True, "num_hidden_layers": 3},
+        {"vision_feature_layer": 1, "adapter_layer_norm_eps": 0.01},
+    ),
+    "Aya Vision of one patch": (
+        "aya_vision",
+        {"patch_size": 20},
+        {"downsample_factor": 1, "alignment_intermediate_size": 64},
+    ),
+    "Command A Vision with larger squares": (
+        "cohere2_vision",
+        {"hidden_act": "gelu"},
+        {"downsample_factor": 4, "alignment_intermediate_size": 10},
     ),
     "means of a rest": ("gemma3", {"patch_size": 7}, {"mm_tokens_per_image": 16}),
     "one mean": ("gemma3", {}, {"mm_tokens_per_image": 1}),

@@ -15,19 +15,10 @@ from support.vision_models import EACH_FAMILY, make_vision_model
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.vision.encoder_spec import EncoderSpec
-from shmllm.models.vision.specs import (
-    Gemma3Tower,
-    Idefics3Tower,
-    LlavaTower,
-    PixtralTower,
-    Qwen2_5Tower,
-    Qwen2Tower,
-    Qwen3Tower,
-    VideoSpec,
-    VisionSpec,
-)
+from shmllm.models.vision.specs import Gemma3Tower, Idefics3Tower, LlavaTower, VideoSpec, VisionSpec
+from shmllm.models.vision.squares_specs import PixtralTower, Qwen2_5Tower, Qwen2Tower, Qwen3Tower
 
-IMAGE_TOKENS = {"smolvlm": 443, "idefics3": 443, "llama4": 443}
+IMAGE_TOKENS = dict.fromkeys(("smolvlm", "idefics3", "llama4", "aya_vision"), 443)
 LLAVA_1_5: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],
     "image_token_index": 32000,
@@ -212,6 +203,18 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("llava_next", OUTER, {"use_image_newline_parameter": False}, "newline_parameter false is not"),
     ("llava_next", VISION, {"model_type": "pixtral"}, "model_type 'pixtral' is not supported"),
     ("llava_next", TEXT, {"model_type": "phi3"}, "model_type 'phi3' is not supported.*: llama, mi"),
+    ("aya_vision", VISION, {"model_type": "clip_vision_model"}, "supported: siglip_vision_model"),
+    ("aya_vision", OUTER, {"vision_feature_select_strategy": "default"}, "supported: full"),
+    ("aya_vision", OUTER, {"vision_feature_layer": [-1, -2]}, "only one layer is"),
+    ("aya_vision", OUTER, {"vision_feature_layer": 3}, "is none of the 2 layers"),
+    ("aya_vision", OUTER, {"downsample_factor": 3}, r"downsample_factor \(3\) must divide the 4"),
+    ("aya_vision", OUTER, {"alignment_intermediate_size": 7}, r"size \(7\) must be even"),
+    ("aya_vision", OUTER, {"image_token_index": 512}, "is no token of a vocabulary of 512"),
+    ("aya_vision", TEXT, {"model_type": "llama"}, "model_type 'llama' is not supported in AyaVis"),
+    ("cohere2_vision", VISION, {"patch_size": 80}, r"patch_size \(80\) exceeds image_size"),
+    ("cohere2_vision", OUTER, {"downsample_factor": 3}, r"must divide the 4 patches"),
+    ("cohere2_vision", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("cohere2_vision", TEXT, {"model_type": "cohere"}, "model_type 'cohere' is not supported in"),
     ("lfm2_vl", VISION, {"model_type": "siglip_vision_model"}, "supported: siglip2_vision_model"),
     ("lfm2_vl", VISION, {"num_patches": 35}, r"num_patches \(35\) must be a square number"),
     ("lfm2_vl", VISION, {"patch_size": [16, 8]}, r"patch_size \[16, 8\] is not supported, only a"),
@@ -401,6 +404,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
     counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28, "llava_next": 16 + 8 * 5}
+    counts |= {"aya_vision": 28, "cohere2_vision": 28}
     grid = (1, 4, 10) if any_size else (3, 128, 64) if name == "llava_next" else (7, 2, 3)
     assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))
 

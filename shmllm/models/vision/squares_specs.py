@@ -1,0 +1,174 @@
+"""What the towers are that make embeddings of squares of patches, of images of any size.
+
+This module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shmllm.models.vision.encoder_spec import VisionActivation
+
+ROTATING = 12
+"""About how many tensors of the stream's width are in memory while queries and keys are rotated in
+float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SquaresTower:
+    """An encoder for images of any size, and projections of squares of its results.
+
+    Attributes:
+        hidden_size: the width of the stream.
+        num_layers: the number of layers.
+        num_heads: the number of heads.
+        inner: the width of the activation's output.
+        patch_size: the height and the width of a patch, in pixels.
+        merge_size: the side of a square, in patches.
+        activation: the activation of the MLPs.
+        num_frames: how often a patch of an image is repeated: that many frames make one.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    inner: int
+    patch_size: int
+    merge_size: int
+    activation: VisionActivation
+    num_frames: int = 1
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_patches = 3 * self.num_frames * self.patch_size**2
+        of_layers = self.num_layers * (4 * self.hidden_size + 3 * self.inner)
+        return self.hidden_size * (of_patches + of_layers + self.merge_size**4 * self.hidden_size)
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`."""
+        return 4 * self.inner + 3 * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotatedTower(SquaresTower):
+    """An encoder that rotates queries and keys by the rows and columns of patches.
+
+    Attributes:
+        theta: the base of the wavelengths of the rotations.
+    """
+
+    theta: float
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`."""
+        return max(4 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2Tower(RotatedTower):
+    """All patches of an image attend to one another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2_5Tower(RotatedTower):
+    """
+    Attributes:
+        window: the side of the windows that patches attend within, in squares.
+        full_layers: the layers that attend to the whole image.
+    """
+
+    window: int
+    full_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Tower(RotatedTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        level_layers: the layers whose results are levels, too, in ascending order.
+    """
+
+    num_positions: int
+    level_layers: tuple[int, ...]
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`: its MLPs have two."""
+        return max(2 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_levels = len(self.level_layers) * (self.merge_size**2 * self.hidden_size) ** 2
+        return (
+            super(Qwen3Tower, self).num_elements + of_levels + self.num_positions * self.hidden_size
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glm4vTower(RotatedTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        attention_bias: whether the projections to queries, keys and values have biases.
+        eps: of the norms of the encoder.
+        merger_inner: the width of the activation's output in the MLP behind it.
+    """
+
+    num_positions: int
+    attention_bias: bool
+    eps: float
+    merger_inner: int
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without those behind the encoder."""
+        return super(Glm4vTower, self).num_elements + self.num_positions * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixtralTower(RotatedTower):
+    """
+    Attributes:
+        num_stored: how many layers a checkpoint has of it.
+        eps: of the norm behind the layers.
+        projector_activation: the activation between the last two projections.
+        bias: whether these have a bias.
+    """
+
+    num_stored: int
+    eps: float
+    projector_activation: VisionActivation
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm2VlTower(SquaresTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        eps: of the norms of the encoder.
+        projector_norm: whether squares have a norm before the projections.
+        projector_inner: the width of the output of the first projection.
+        projector_activation: the activation between the projections.
+        projector_bias: whether these have a bias.
+    """
+
+    num_positions: int
+    eps: float
+    projector_norm: bool
+    projector_inner: int
+    projector_activation: VisionActivation
+    projector_bias: bool
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
+        of_patches = 3 * self.patch_size**2 + self.num_positions
+        of_squares = self.merge_size**2 * self.projector_inner
+        return self.hidden_size * (of_layers + of_patches + of_squares)
