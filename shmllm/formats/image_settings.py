@@ -116,6 +116,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "pan_and_scan_max_num_crops": 4,
         "pan_and_scan_min_ratio_to_activate": 1.2,
     },
+    "Gemma4ImageProcessor": {
+        "image_mean": (0.0, 0.0, 0.0),
+        "image_std": (1.0, 1.0, 1.0),
+        "do_normalize": False,
+        "resample": BICUBIC,
+        "patch_size": 16,
+        "max_soft_tokens": 280,
+        "pooling_kernel_size": 3,
+    },
 }
 """What transformers' classes have where a file is silent. `_COMMON` holds for all of them."""
 _COMMON: dict[str, Any] = {

@@ -13,7 +13,12 @@ from shmllm.models.fields import Fields
 from shmllm.models.glm4 import named_weights
 from shmllm.models.vision.fields import read_item_token, vision_fields
 from shmllm.models.vision.qwen_fields import read_qwen_tower, with_vision
-from shmllm.models.vision.specs import Glm4vTower, VisionSpec
+from shmllm.models.vision.specs import (
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Glm4vTower,
+)
 
 __all__ = ["configure", "named_weights", "read_vision"]
 

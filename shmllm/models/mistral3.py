@@ -18,7 +18,12 @@ from shmllm.models.vision.fields import (
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import PixtralTower, VisionSpec
+from shmllm.models.vision.specs import (
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    PixtralTower,
+)
 
 _FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
     "mistral": mistral.configure,

@@ -12,7 +12,12 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
 from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
-from shmllm.models.vision.specs import Qwen2_5Tower, VisionSpec
+from shmllm.models.vision.specs import (
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Qwen2_5Tower,
+)
 
 _VISION_DEFAULTS: dict[str, Any] = {
     "depth": 32,

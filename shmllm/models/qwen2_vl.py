@@ -13,7 +13,12 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, vision_fields
 from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
-from shmllm.models.vision.specs import Qwen2Tower, VisionSpec
+from shmllm.models.vision.specs import (
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Qwen2Tower,
+)
 
 DEFAULTS = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}
 SECTIONS = (16, 24, 24)

@@ -15,7 +15,12 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
 from shmllm.models.vision.qwen_fields import IMAGE_TOKEN, read_qwen_tower, read_video, with_vision
-from shmllm.models.vision.specs import Qwen3Tower, VisionSpec
+from shmllm.models.vision.specs import (
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Qwen3Tower,
+)
 
 SECTIONS = (24, 20, 20)
 _DEFAULTS = {"max_position_embeddings": 128000, "rope_theta": 500000.0}

@@ -10,6 +10,7 @@ from shmllm.models.audio.whisper import Whisper
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.gemma3 import Gemma3
+from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
@@ -21,17 +22,20 @@ from shmllm.models.vision.qwen2_vl import Qwen2
 from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
     Gemma3Tower,
-    Glm4vTower,
     Idefics3Tower,
     InternVLTower,
     Llama4Tower,
     LlavaNextTower,
     LlavaTower,
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Gemma4Tower,
+    Glm4vTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
     Qwen3Tower,
-    VisionSpec,
 )
 
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
@@ -46,6 +50,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Qwen3Tower: Qwen3,
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
+    Gemma4Tower: Gemma4,
     WhisperTower: Whisper,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""

@@ -47,6 +47,8 @@ TOWER_PREFIXES = {
         "vision_model": ("",),
         "connector": ("",),
         "audio_tower": ("",),
+        "embed_vision": ("",),
+        "embed_audio": ("",),
     }.items()
     for outer in ("model.", "")
     for inner in inners
@@ -59,8 +61,6 @@ SKIPPED_PREFIXES = (
     *TOWER_PREFIXES,
     "model.mm_projector.",
     "mm_projector.",
-    "model.embed_vision.",
-    "model.embed_audio.",
 )
 """The prefixes of tensors that a language model does not have."""
 
@@ -71,6 +71,8 @@ name of the other one, in which the last two dimensions have changed places."""
 BUFFER_SUFFIXES = (
     *(".layer_scalar", ".e_score_correction_bias", ".expert_bias"),
     *(".act_fn.beta", ".act_fn.eps"),
+    *(".input_min", ".input_max", ".output_min", ".output_max"),
+    *(".std_bias", ".std_scale"),
 )
 """The ends of the names of weights that transformers' modules have as buffers."""
 

@@ -9,7 +9,12 @@ import numpy as np
 from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import FRAMES_BEHIND
 from shmllm.models.audio.specs import AudioSpec
-from shmllm.models.vision.specs import SquaresTower, VisionSpec
+from shmllm.models.vision.specs import (
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    SquaresTower,
+)
 from shmllm.params.items import COUNTED, Item
 
 

@@ -19,7 +19,12 @@ from shmllm.formats.image_settings import pixel_table, read_image_settings
 from shmllm.formats.processor_files import missing_settings
 from shmllm.formats.video_settings import read_video_settings
 from shmllm.models.audio.specs import AudioSpec
-from shmllm.models.vision.specs import SquaresTower, VisionSpec
+from shmllm.models.vision.specs import (
+    VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    SquaresTower,
+)
 from shmllm.params.items import Grid, Item
 
 Tower = Callable[[Any, Grid], Tensor]
@@ -56,7 +61,7 @@ class ImageEncoder:
     Args:
         tower: computes embeddings of pixels, [tiles, 3, height, width], normalised.
         table: [3, 256], what the values of red, green and blue become, where the tower computes and
-            in the dtype of its products, to which it would round them.
+            in the dtype of its inputs, to which it would round them.
         send: copies pixels to where the tower computes.
     """
 
@@ -140,7 +145,7 @@ def make_encoder(
         settings = read_image_settings(Path(directory))
     if settings is None:
         raise missing_settings(f"{modality}s", Path(directory))
-    table = send(pixel_table(settings)).to(tower.dtype)
+    table = send(pixel_table(settings)).to(tower.input_dtype)
     if video is None:
         return ImageEncoder(tower, table, send)
     assert isinstance(spec.tower, SquaresTower), "the tower joins frames"

@@ -339,7 +339,7 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
     return ItemInfo(
         modalities=tuple(model.towers),
         most_embeds=max(most, min(max_model_len, MOST_EMBEDS)),
-        longest_span=vision.tile_embeddings if vision and vision.both_ways else 0,
+        longest_span=min(vision.longest_span, most) if vision else 0,
         cache_bytes=config.client.item_cache_bytes,
     )
 

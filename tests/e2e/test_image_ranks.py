@@ -62,6 +62,7 @@ def families(*default: str) -> pytest.MarkDecorator:
         "qwen3_vl",
         "qwen3_vl_moe",
         "gemma3",
+        "gemma4-large",
         "glm4v",
         "qwen2_vl",
         "qwen2_5_vl",
@@ -141,7 +142,7 @@ def test_two_stages_have_the_bits_of_one_process(subject: Subject) -> None:
         assert [said(each) for each in generate(llm)] == [said(each) for each in outputs]
 
 
-@pytest.mark.parametrize("subject", ["qwen3_vl", "gemma3"], indirect=True)
+@pytest.mark.parametrize("subject", ["qwen3_vl", "gemma3", "gemma4-large"], indirect=True)
 @pytest.mark.slow
 def test_ranks_and_stages_sleep_and_get_new_weights(subject: Subject) -> None:
     """Embeddings of an image are those of the weights that the tower has, in all processes."""

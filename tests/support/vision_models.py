@@ -63,6 +63,10 @@ def make_vision_model(
     )
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
     draw_weights(model, 0.0 if name == "gemma3" else 1.0)
+    draw_buffers(model)
+    if name.startswith("gemma4"):  # transformers reads a generated mark of an image as padding
+        with torch.no_grad():
+            model.lm_head.weight[tokenizer.token_to_id(family.image)] = 0
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     model.vision_family = name
@@ -136,7 +140,7 @@ def pixel_inputs(
     pixels = found["pixel_values"]
     if pixels.dim() == 5:  # one image of several tiles instead of several images
         found["pixel_values"] = pixels.transpose(0, 1)
-    used = ("pixel_values", "image_grid_thw", "image_sizes")
+    used = ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids")
     return {key: value for key, value in found.items() if key in used}
 
 
@@ -155,6 +159,7 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).bfloat16()
         return pixels.mul(PREPARED["rescale_factor"]).sub(0.5).div(0.5).float()
     mean, std = (np.array(settings[key], np.float32) for key in ("image_mean", "image_std"))
+    # Gemma 4's are not normalised: its mean is 0 and its standard deviation 1.
     scaled = (tiles * PREPARED["rescale_factor"]).astype(np.float32)
     return torch.from_numpy(((scaled - mean) / std).transpose(0, 3, 1, 2))
 
@@ -203,7 +208,7 @@ def reference_tokens(
     inputs = joined_inputs(model.vision_family, images) if images else {}
     ids = torch.tensor([list(token_ids)])
     is_image = (ids == image_token(model)).long()
-    if model.vision_family.startswith(("glm4v", "qwen")):
+    if model.vision_family.startswith(("gemma4", "glm4v", "qwen")):
         inputs["mm_token_type_ids"] = is_image
     elif model.vision_family == "gemma3":
         inputs["token_type_ids"] = is_image
@@ -255,7 +260,20 @@ def draw_weights(model: torch.nn.Module, norms: float) -> None:
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             tower = "language_model" not in name and "text_model" not in name
             mean = 1.0 if is_norm and tower and "soft_emb" not in name else norms
+            if tower and name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")):
+                mean = 0.5  # Gemma 4's tower does not scale its scores
             parameter.normal_(mean if is_norm else 0.0, 0.2 if is_norm else 0.12)
+
+
+def draw_buffers(model: torch.nn.Module) -> None:
+    """Draws what Gemma 4's towers have beside parameters: bounds, a shift and a scale."""
+    drawn = {"put_min": (-2.5, 0.3), "put_max": (2.5, 0.3)}
+    drawn |= {"std_bias": (0.0, 0.5), "std_scale": (1.0, 0.3)}
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            for end, (mean, deviation) in drawn.items():
+                if name.endswith(end):
+                    buffer.normal_(mean, deviation)
 
 
 def tokenizer_with(marks_of_family: Sequence[str]) -> Tokenizer:

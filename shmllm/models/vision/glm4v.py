@@ -11,8 +11,13 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
-from shmllm.models.vision.specs import Glm4vTower, Grid
+from shmllm.models.vision.specs import (
+    Grid,
+)
 from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, in_squares
+from shmllm.models.vision.squares_specs import (
+    Glm4vTower,
+)
 
 _MERGER_EPS = 1e-5
 

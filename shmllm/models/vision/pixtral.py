@@ -6,8 +6,13 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
-from shmllm.models.vision.specs import Grid, PixtralTower
+from shmllm.models.vision.specs import (
+    Grid,
+)
 from shmllm.models.vision.squares import Rotation, embed_patches
+from shmllm.models.vision.squares_specs import (
+    PixtralTower,
+)
 
 _EPS = 1e-5
 _ENCODER, _PROJECTOR = "vision_tower.", "multi_modal_projector."

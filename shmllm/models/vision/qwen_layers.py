@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from shmllm.models.tower import ACTIVATIONS, Tower
-from shmllm.models.vision.specs import SquaresTower
 from shmllm.models.vision.squares import Rotation, attend_within
+from shmllm.models.vision.squares_specs import (
+    SquaresTower,
+)
 
 EPS = 1e-6
 """Of all norms of these towers."""

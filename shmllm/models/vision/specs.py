@@ -11,14 +11,20 @@ from math import prod
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
+from shmllm.models.vision.squares_specs import (
+    Gemma4Tower,
+    Glm4vTower,
+    PixtralTower,
+    Qwen2_5Tower,
+    Qwen2Tower,
+    Qwen3Tower,
+    SquaresTower,
+)
 
 Grid = tuple[int, int, int]
 """The shape of a prepared image. Of any size: (1, rows, columns) in patches. Of tiles: (tiles,
 rows, columns), where rows and columns say how they lie, and are 1 if they do not matter; see also
 `LlavaNextTower`."""
-ROTATING = 12
-"""About how many tensors of the stream's width are in memory while queries and keys are rotated in
-float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,124 +155,6 @@ class Gemma3Tower:
         return self.encoder.num_elements
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SquaresTower:
-    """An encoder for images of any size, and projections of squares of its results.
-
-    Attributes:
-        hidden_size: the width of the stream.
-        num_layers: the number of layers.
-        num_heads: the number of heads.
-        inner: the width of the activation's output.
-        patch_size: the height and the width of a patch, in pixels.
-        merge_size: the side of a square, in patches.
-        activation: the activation of the MLPs.
-        theta: the base of the wavelengths of the rotations.
-        num_frames: how often a patch of an image is repeated: that many frames make one.
-    """
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    inner: int
-    patch_size: int
-    merge_size: int
-    activation: VisionActivation
-    theta: float
-    num_frames: int = 1
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters."""
-        of_patches = 3 * self.num_frames * self.patch_size**2
-        of_layers = self.num_layers * (4 * self.hidden_size + 3 * self.inner)
-        return self.hidden_size * (of_patches + of_layers + self.merge_size**4 * self.hidden_size)
-
-    @property
-    def most_activations(self) -> int:
-        """See `EncoderSpec.most_activations`."""
-        return max(4 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen2Tower(SquaresTower):
-    """All patches of an image attend to one another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen2_5Tower(SquaresTower):
-    """
-    Attributes:
-        window: the side of the windows that patches attend within, in squares.
-        full_layers: the layers that attend to the whole image.
-    """
-
-    window: int
-    full_layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Tower(SquaresTower):
-    """
-    Attributes:
-        num_positions: the length of the table of positions, a square number.
-        level_layers: the layers whose results are levels, too, in ascending order.
-    """
-
-    num_positions: int
-    level_layers: tuple[int, ...]
-
-    @property
-    def most_activations(self) -> int:
-        """See `EncoderSpec.most_activations`: its MLPs have two."""
-        return max(2 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters."""
-        of_levels = len(self.level_layers) * (self.merge_size**2 * self.hidden_size) ** 2
-        return (
-            super(Qwen3Tower, self).num_elements + of_levels + self.num_positions * self.hidden_size
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Glm4vTower(SquaresTower):
-    """
-    Attributes:
-        num_positions: the length of the table of positions, a square number.
-        attention_bias: whether the projections to queries, keys and values have biases.
-        eps: of the norms of the encoder.
-        merger_inner: the width of the activation's output in the MLP behind it.
-    """
-
-    num_positions: int
-    attention_bias: bool
-    eps: float
-    merger_inner: int
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters, without those behind the encoder."""
-        return super(Glm4vTower, self).num_elements + self.num_positions * self.hidden_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PixtralTower(SquaresTower):
-    """
-    Attributes:
-        num_stored: how many layers a checkpoint has of it.
-        eps: of the norm behind the layers.
-        projector_activation: the activation between the last two projections.
-        bias: whether these have a bias.
-    """
-
-    num_stored: int
-    eps: float
-    projector_activation: VisionActivation
-    bias: bool
-
-
 TowerSpec = (
     LlavaTower
     | LlavaNextTower
@@ -279,6 +167,7 @@ TowerSpec = (
     | Qwen3Tower
     | PixtralTower
     | Glm4vTower
+    | Gemma4Tower
 )
 
 
@@ -317,7 +206,7 @@ class VisionSpec:
         num_levels: how many further levels an embedding has: level i is added to the residual
             stream behind layer i. A row of the tower's result is ``(1 + num_levels) * hidden_size``
             wide, the embedding first.
-        both_ways: whether the tokens of an image attend to all of it, in all layers.
+        both_ways: whether the tokens of an image attend to all of it, in some layers at least.
         merge_size: the number of patches that an embedding stands for in each direction, of
             images of any size; 0: tiles have one size.
         has_axes: whether positions have three axes; otherwise those of images count on like those
@@ -336,8 +225,8 @@ class VisionSpec:
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings an image has; 0: there is no such image."""
-        if self.merge_size:
-            return prod(grid) // self.merge_size**2
+        if isinstance(self.tower, SquaresTower):
+            return prod(grid) // self.merge_size**2 if self.tower.takes(*grid[1:]) else 0
         if isinstance(self.tower, LlavaNextTower):
             joined = self.tower.joined(grid)
             return self.tile_embeddings + joined.num_embeddings if joined else 0
@@ -356,6 +245,21 @@ class VisionSpec:
         if isinstance(tower, SquaresTower):
             return tower.most_activations
         return tower.encoder.most_activations
+
+    @property
+    def most_patches(self) -> int:
+        """The most patches of a tile, or of an image of any size; 0: there is no bound."""
+        if isinstance(self.tower, SquaresTower):
+            return self.tower.most_patches
+        return (self.tile_size // self.patch_size) ** 2
+
+    @property
+    def longest_span(self) -> int:
+        """The most embeddings in a row that one step has to compute, because each is attended to by
+        those before it; 0: none are."""
+        if not self.both_ways:
+            return 0
+        return self.tile_embeddings or self.most_patches // self.merge_size**2
 
     @property
     def tile_size(self) -> int:

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from shmllm.models.tower import Dense, attend
-from shmllm.models.vision.specs import Grid, SquaresTower
+from shmllm.models.vision.specs import (
+    Grid,
+)
+from shmllm.models.vision.squares_specs import (
+    SquaresTower,
+)
 from shmllm.models.vision.tiles import patches_of
 
 
@@ -29,14 +34,26 @@ def in_squares(x: Tensor, size: int) -> Tensor:
     return squares.transpose(1, 2).flatten(0, 3)
 
 
-def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: Dense) -> Tensor:
-    """Returns the embeddings of an image's patches, [patches, width], square by square.
+def places_in_squares(grid: Grid, size: int, device: torch.device) -> Tensor:
+    """Returns the row and the column of each patch, [patches, 2], square by square.
+
+    Args:
+        grid: the shape of the image.
+        size: the side of a square.
+        device: where the tensor is.
+    """
+    _, rows, columns = grid
+    axes = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    return in_squares(torch.stack(torch.meshgrid(*axes, indexing="ij"), -1), size)
+
+
+def patches_in_squares(pixels: Tensor, grid: Grid, spec: SquaresTower) -> Tensor:
+    """Returns an image's patches, [patches, 3, frames, size, size], square by square.
 
     Args:
         pixels: [frames, 3, height, width]: an image, or as many frames of a video as become one.
         grid: the shape of the image.
         spec: what the tower computes.
-        projection: of the pixels of a patch, [width, 3, frames, size, size].
 
     Raises:
         ValueError: the image has another shape, or is not made of squares.
@@ -52,7 +69,17 @@ def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: De
     if rows % square or columns % square:
         raise ValueError(f"a grid of {rows} x {columns} patches has no squares of {square}")
     of_frames = torch.stack([patches_of(frame, size) for frame in pixels], 3)
-    patches = in_squares(of_frames, square)  # [patches, 3, frames, size, size]
+    return in_squares(of_frames, square)
+
+
+def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: Dense) -> Tensor:
+    """Returns the embeddings of an image's patches, [patches, width], square by square.
+
+    Args:
+        pixels, grid, spec: see `patches_in_squares`.
+        projection: of the pixels of a patch, [width, 3, frames, size, size].
+    """
+    patches = patches_in_squares(pixels, grid, spec)
     repeated = patches.expand(-1, -1, spec.num_frames, -1, -1)
     return projection(repeated.flatten(1).to(projection.weight.dtype))
 
@@ -72,18 +99,12 @@ class Rotation:
     def __init__(
         self, grid: Grid, spec: SquaresTower, device: torch.device, *, alternating: bool = False
     ) -> None:
-        _, rows, columns = grid
         half = spec.hidden_size // spec.num_heads // 2
         exponents = torch.arange(half, dtype=torch.float32, device=device) / half
         of_rows, of_columns = exponents[::2], exponents[int(alternating) :: 2]
         frequencies = 1.0 / spec.theta ** torch.stack([of_rows, of_columns])
-        places = torch.stack(
-            torch.meshgrid(
-                torch.arange(rows, device=device), torch.arange(columns, device=device),
-                indexing="ij",
-            ), -1,
-        )  # fmt: skip
-        angles = in_squares(places, spec.merge_size)[..., None].float() * frequencies
+        places = places_in_squares(grid, spec.merge_size, device)
+        angles = places[..., None].float() * frequencies
         angles = angles.flatten(1)[:, None]
         self._cos, self._sin = angles.cos(), angles.sin()
 

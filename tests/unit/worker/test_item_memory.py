@@ -201,6 +201,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "patch_size": 14,
         },
     },
+    "Gemma4": {
+        "model_type": "gemma4",
+        "text_config": {
+            "model_type": "gemma4_text",
+            "vocab_size": 262144,
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 72,
+            "standardize": True,
+        },
+    },
     "SmolVLM": {
         "model_type": "smolvlm",
         "image_token_id": 49190,
@@ -226,8 +250,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
-LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Gemma 3 4B and SmolVLM (2B), with fewer layers of
-text."""
+LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Gemma 3 4B, Gemma 4 31B and SmolVLM (2B), with fewer
+layers of text."""
 
 
 class Allocations(TorchDispatchMode):
@@ -280,6 +304,8 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
     most = min(length, 16_384)
     if vision.merge_size:
         rows = 2 * int(most**0.5)
+        if vision.most_patches:
+            rows = int(vision.most_patches**0.5) // vision.merge_size * vision.merge_size
         grid, size = (1, rows, rows), rows * vision.patch_size
     else:
         grid, size = (1, 1, 1), vision.tile_size

@@ -12,9 +12,11 @@ from shmllm.errors import RequestError
 from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.specs import (
     Idefics3Tower,
-    Qwen3Tower,
     VideoSpec,
     VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Qwen3Tower,
 )
 from shmllm.params.items import Item
 from shmllm.worker.item_checks import check_item

@@ -11,12 +11,14 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import Growth
 from shmllm.models.specs import MoESpec
 from shmllm.models.vision.specs import (
-    Glm4vTower,
     InternVLTower,
     Llama4Tower,
     LlavaNextTower,
-    Qwen3Tower,
     VisionSpec,
+)
+from shmllm.models.vision.squares_specs import (
+    Glm4vTower,
+    Qwen3Tower,
 )
 from shmllm_kernels.windows import Chunk
 

@@ -1,0 +1,53 @@
+"""Gemma 4: a soft token for each square of merged patches, between two others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from shmllm.errors import RequestError
+from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
+from shmllm.frontend.images.rules.squares import SquaresRules
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.placeholders.family import Config, one_token
+from shmllm.frontend.placeholders.squares import SquaresPlaceholder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4Placeholder(SquaresPlaceholder):
+    """Attributes:
+    begin, end: the texts of the tokens around an image.
+    longest_side: the most patches in a row and in a column.
+    """
+
+    RULES: ClassVar[type[SquaresRules]] = Gemma4Rules
+    AUTHOR: ClassVar[str] = "Gemma 4"
+
+    begin: str
+    end: str
+    longest_side: int
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        vision = config.table("vision_config")
+        token = config.integer("image_token_id", default=258_880, minimum=0)
+        return cls(
+            **one_token(texts.get("image_token", "<|image|>"), token),
+            side=None,
+            patch_size=vision.integer("patch_size", default=16),
+            merge_size=vision.integer("pooling_kernel_size", default=3),
+            begin=texts.get("boi_token", "<|image>"),
+            end=texts.get("eoi_token", "<image|>"),
+            longest_side=vision.integer("position_embedding_size", default=10_240),
+        )
+
+    def expansion(self, item: PreparedItem) -> str:
+        return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"
+
+    def check_sides(self, height: int, width: int) -> None:
+        if max(height, width) > self.longest_side * self.patch_size:
+            raise RequestError(
+                f"the image becomes {width}x{height} pixels, but the model takes at most "
+                f"{self.longest_side * self.patch_size:,} in a row or column; crop it"
+            )

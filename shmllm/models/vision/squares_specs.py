@@ -1,0 +1,168 @@
+"""What the towers are that make embeddings of squares of patches, of images of any size.
+
+This module must not import torch: front ends import it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shmllm.models.vision.encoder_spec import VisionActivation
+
+ROTATING = 12
+"""About how many tensors of the stream's width are in memory while queries and keys are rotated in
+float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SquaresTower:
+    """An encoder for images of any size, and projections of squares of its results.
+
+    Attributes:
+        hidden_size: the width of the stream.
+        num_layers: the number of layers.
+        num_heads: the number of heads.
+        inner: the width of the activation's output.
+        patch_size: the height and the width of a patch, in pixels.
+        merge_size: the side of a square, in patches.
+        activation: the activation of the MLPs.
+        theta: the base of the wavelengths of the rotations.
+        num_frames: how often a patch of an image is repeated: that many frames make one.
+        most_patches: the most patches of an image, and of a frame; 0: there is no bound.
+        longest_side: the most patches in a row and in a column; 0: there is no bound.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    inner: int
+    patch_size: int
+    merge_size: int
+    activation: VisionActivation
+    theta: float
+    num_frames: int = 1
+    most_patches: int = 0
+    longest_side: int = 0
+
+    def takes(self, rows: int, columns: int) -> bool:
+        """Returns whether images may have so many patches, as far as the tower has bounds."""
+        few = not self.most_patches or rows * columns <= self.most_patches
+        return few and (not self.longest_side or max(rows, columns) <= self.longest_side)
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_patches = 3 * self.num_frames * self.patch_size**2
+        of_layers = self.num_layers * (4 * self.hidden_size + 3 * self.inner)
+        return self.hidden_size * (of_patches + of_layers + self.merge_size**4 * self.hidden_size)
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`."""
+        return max(4 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2Tower(SquaresTower):
+    """All patches of an image attend to one another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2_5Tower(SquaresTower):
+    """
+    Attributes:
+        window: the side of the windows that patches attend within, in squares.
+        full_layers: the layers that attend to the whole image.
+    """
+
+    window: int
+    full_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Tower(SquaresTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        level_layers: the layers whose results are levels, too, in ascending order.
+    """
+
+    num_positions: int
+    level_layers: tuple[int, ...]
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`: its MLPs have two."""
+        return max(2 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_levels = len(self.level_layers) * (self.merge_size**2 * self.hidden_size) ** 2
+        return (
+            super(Qwen3Tower, self).num_elements + of_levels + self.num_positions * self.hidden_size
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glm4vTower(SquaresTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        attention_bias: whether the projections to queries, keys and values have biases.
+        eps: of the norms of the encoder.
+        merger_inner: the width of the activation's output in the MLP behind it.
+    """
+
+    num_positions: int
+    attention_bias: bool
+    eps: float
+    merger_inner: int
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without those behind the encoder."""
+        return super(Glm4vTower, self).num_elements + self.num_positions * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixtralTower(SquaresTower):
+    """
+    Attributes:
+        num_stored: how many layers a checkpoint has of it.
+        eps: of the norm behind the layers.
+        projector_activation: the activation between the last two projections.
+        bias: whether these have a bias.
+    """
+
+    num_stored: int
+    eps: float
+    projector_activation: VisionActivation
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4Tower(SquaresTower):
+    """Norms on both sides of attention and MLP, means of squares, a norm and a projection. It has a
+    table of positions for columns and one for rows, of `longest_side` each.
+
+    Attributes:
+        num_kv_heads: the number of key heads, and of value heads.
+        head_dim: the width of a head.
+        eps: of all norms.
+        clips: whether projections have bounds of their inputs and outputs.
+        standardizes: whether means are shifted and scaled by weights.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    clips: bool
+    standardizes: bool
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without those behind the encoder."""
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        of_layers = self.num_layers * (heads + 3 * self.inner)
+        return self.hidden_size * (of_layers + 3 * self.patch_size**2 + 2 * self.longest_side)
