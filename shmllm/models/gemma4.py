@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS, gemma_model, read_gemma_mlp
+from shmllm.models.gemma4_towers import read_audio, read_vision
 from shmllm.models.mixer_specs import WITHIN_ITEMS, Ahead, AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -34,23 +34,11 @@ from shmllm.models.specs import (
     MoESpec,
     PerLayerSpec,
 )
-from shmllm.models.vision.fields import (
-    MOST_LAYERS,
-    check_rotated_heads,
-    read_item_token,
-    read_theta,
-    read_vision_activation,
-    vision_fields,
-)
-from shmllm.models.vision.specs import VisionSpec
-from shmllm.models.vision.squares_specs import Gemma4Tower
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
-MOST_SOFT_TOKENS = 1120
-"""The most embeddings of an image, or of a frame, that transformers' processors allow."""
 _EXPERT_ACTIVATIONS: dict[str, ExpertActivation] = {"silu": "silu", "gelu_tanh": "gelu_tanh"}
 
 
@@ -80,45 +68,7 @@ def configure(fields: Fields) -> ModelConfig:
         scales_layers=True,
         skipped_prefixes=unread_keys(sources),
         vision=vision,
-    )
-
-
-def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
-    """Returns what the model computes of images; None: it has no ``vision_config``."""
-    vision = vision_fields(fields, "gemma4_vision")
-    if vision is None:
-        return None
-    check_choice(vision, "attention_bias", False)
-    num_heads = vision.integer("num_attention_heads", 12)
-    num_kv_heads = vision.integer("num_key_value_heads", 12)
-    if num_heads % num_kv_heads:
-        raise vision.error(
-            f"num_key_value_heads ({num_kv_heads}) must divide num_attention_heads ({num_heads})"
-        )
-    head_dim = vision.integer("head_dim", 64)
-    check_rotated_heads(vision, head_dim)
-    merge_size = vision.integer("pooling_kernel_size", 3)
-    return VisionSpec(
-        image_token=read_item_token(fields, ("image_token_id",), 258_880, vocab_size),
-        tower=Gemma4Tower(
-            hidden_size=vision.integer("hidden_size", 768),
-            num_layers=vision.integer("num_hidden_layers", 16, maximum=MOST_LAYERS),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            inner=vision.integer("intermediate_size", 3072),
-            patch_size=vision.integer("patch_size", 16),
-            merge_size=merge_size,
-            activation=read_vision_activation(vision, "hidden_activation", "gelu_pytorch_tanh"),
-            theta=read_theta(vision, default=100.0),
-            eps=vision.number("rms_norm_eps", 1e-6),
-            clips=vision.flag("use_clipped_linears", False),
-            standardizes=vision.flag("standardize", False),
-            most_patches=MOST_SOFT_TOKENS * merge_size**2,
-            longest_side=vision.integer("position_embedding_size", 10_240),
-        ),
-        both_ways=fields.values.get("use_bidirectional_attention") == "vision",
-        merge_size=merge_size,
+        audio=read_audio(fields, model.vocab_size),
     )
 
 

@@ -64,12 +64,13 @@ class LayerNorm:
     """A norm (Ba et al., 2016).
 
     Attributes:
-        weight, bias: [width].
+        weight: [width].
+        bias: [width]; None: none.
         eps: added to the variance.
     """
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -191,11 +192,11 @@ class Tower(ABC):
         self.neutral_weights += zip(bounds, (-largest, largest) * 2, strict=True)
         return ClippedDense(dense, bounds[:2], bounds[2:])
 
-    def make_layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
+    def make_layer_norm(self, name: str, width: int, eps: float, bias: bool = True) -> LayerNorm:
         """Allocates a LayerNorm."""
         weight = self.tensor(f"{name}.weight", width)
         self.neutral_weights.append((weight, 1.0))
-        return LayerNorm(weight, self.tensor(f"{name}.bias", width), eps)
+        return LayerNorm(weight, self.tensor(f"{name}.bias", width) if bias else None, eps)
 
     def make_rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """Allocates an RMSNorm."""

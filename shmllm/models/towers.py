@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shmllm.models.audio.specs import AudioSpec, WhisperTower
+from shmllm.models.audio.gemma4 import Gemma4Audio
+from shmllm.models.audio.specs import AudioSpec, Gemma4AudioTower, WhisperTower
 from shmllm.models.audio.whisper import Whisper
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
@@ -52,6 +53,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Glm4vTower: Glm4v,
     Gemma4Tower: Gemma4,
     WhisperTower: Whisper,
+    Gemma4AudioTower: Gemma4Audio,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""
 

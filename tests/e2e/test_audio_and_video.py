@@ -23,17 +23,20 @@ BASE: dict[str, Any] = {"max_model_len": 512, "num_threads": 1, "multiprocess": 
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole": {},
     "chunks": {"max_num_batched_tokens": 100, "long_prefill_token_threshold": 7},
-    "few blocks": {"max_model_len": 224, "num_gpu_blocks_override": 15},
+    "few blocks": {"max_model_len": 224},
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "two threads": {"num_threads": 2},
 }
-NAMES = ["qwen2_audio", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", slow("qwen3_vl_moe")]
+FEW_BLOCKS = {"gemma4": 31}
+"""The size of a pool that has room for about two prompts."""
+NAMES = ["qwen2_audio", slow("gemma4"), "qwen2_vl", "qwen2_5_vl", "qwen3_vl", slow("qwen3_vl_moe")]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
     (RANDOM.standard_normal(16_000) * 0.1).astype(np.float32),
     (np.sin(np.arange(20_001) * 0.05) / 2).astype(np.float32),
     (RANDOM.standard_normal(48_000) * 0.3).astype(np.float32),
 ]
+MAKERS = {"qwen2_audio": audio_models.make_audio_model, "gemma4": audio_models.make_gemma4}
 VIDEOS = [
     RANDOM.integers(0, 256, (8, 80, 100, 3), dtype=np.uint8),
     RANDOM.integers(0, 256, (5, 70, 60, 3), dtype=np.uint8),
@@ -55,8 +58,8 @@ class Subject(NamedTuple):
 
 
 def make(name: str, directory: Path) -> Subject:
-    if name == "qwen2_audio":
-        model = audio_models.make_audio_model(directory)
+    if name in MAKERS:
+        model = MAKERS[name](directory)
         return Subject(
             directory,
             prompts_with_sounds,
@@ -124,7 +127,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
 
 
 @pytest.fixture(
-    scope="module", params=["qwen2_audio", "qwen3_vl", slow("qwen2_vl"), slow("qwen2_5_vl")]
+    scope="module",
+    params=["qwen2_audio", "qwen3_vl", *map(slow, ("gemma4", "qwen2_vl", "qwen2_5_vl"))],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory.mktemp("models") / request.param)
@@ -150,7 +154,9 @@ def test_no_bit_depends_on_chunks_caches_preemption_and_threads(
 ) -> None:
     monkeypatch.setattr(loading, "MOST_EMBEDS", 0)  # the smallest encoder cache
     first: list[Any] | None = None
+    few = {"num_gpu_blocks_override": FEW_BLOCKS.get(some_subject.directory.name, 15)}
     for name, options in SETTINGS.items():
+        options = options | (few if name == "few blocks" else {})
         with LLM(str(some_subject.directory), **BASE | {"dtype": "float32"} | options) as llm:
             prompts = some_subject.prompts(llm)
             found = [said(output) for output in generate(llm, prompts)]

@@ -1,4 +1,4 @@
-"""A small random model that hears sounds, made by transformers, and the tokens it generates."""
+"""Small random models that hear sounds, made by transformers, and the tokens they generate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 import transformers
 from support.one_thread import one_thread
 from support.vision_families import TEXT
-from support.vision_models import draw_weights, tokenizer_with
+from support.vision_models import draw_weights, make_vision_model, tokenizer_with
 from torch import Tensor
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
 RATE = 16000
 SECONDS = 3
@@ -26,6 +27,16 @@ AUDIO: dict[str, Any] = {
     "encoder_ffn_dim": 64,
     "num_mel_bins": 16,
     "max_source_positions": SECONDS * 50,
+}
+GEMMA4_AUDIO_MELS = 16
+GEMMA4_AUDIO: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [GEMMA4_AUDIO_MELS, 6],
+    "attention_chunk_size": 4,
+    "attention_context_left": 5,
+    "output_proj_dims": 48,
 }
 MARKS = ("<|im_end|>", "<|im_start|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
 TEMPLATE = (
@@ -81,15 +92,45 @@ def make_audio_model(directory: Path, **audio: Any) -> Any:
     return model
 
 
+def make_gemma4(directory: Path, audio: dict[str, Any] | None = None, **text: Any) -> Any:
+    """A random float32 Gemma 4 of transformers' in `directory`, which sees images, too.
+
+    Args:
+        directory: where its files are written to.
+        audio: further fields of config.json's ``audio_config``.
+        text: further fields of its ``text_config``.
+    """
+    text = {"use_bidirectional_attention": None} | text
+    outer = {"audio_config": GEMMA4_AUDIO | (audio or {})}
+    model = make_vision_model("gemma4", directory, outer=outer, **text)
+    settings = {"feature_extractor": json.loads(gemma4_extractor().to_json_string())}
+    (directory / "processor_config.json").write_text(json.dumps(settings))
+    return model
+
+
+def gemma4_extractor(**settings: Any) -> Any:
+    """transformers' feature extractor of that model."""
+    return Gemma4AudioFeatureExtractor(**{"feature_size": GEMMA4_AUDIO_MELS} | settings)
+
+
 def extractor() -> Any:
-    """transformers' feature extractor of the model."""
+    """transformers' feature extractor of Qwen2-Audio."""
     return transformers.WhisperFeatureExtractor(
         feature_size=AUDIO["num_mel_bins"], chunk_length=SECONDS
     )
 
 
-def audio_inputs(sounds: Sequence[npt.NDArray[np.float32]]) -> dict[str, Tensor]:
-    """What transformers' model takes for sounds with RATE samples a second."""
+def audio_inputs(
+    sounds: Sequence[npt.NDArray[np.float32]], kind: str = "qwen2_audio"
+) -> dict[str, Tensor]:
+    """What transformers' model takes for sounds with RATE samples a second.
+
+    Args:
+        sounds: the sounds.
+        kind: "qwen2_audio" or "gemma4".
+    """
+    if kind == "gemma4":
+        return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
     found = extractor()(
         list(sounds), sampling_rate=RATE, return_attention_mask=True, return_tensors="pt"
     )
@@ -110,7 +151,7 @@ def reference_tokens(
     """transformers' greedy tokens; nothing but their number ends them.
 
     Args:
-        model: what `make_audio_model` returned.
+        model: what `make_audio_model` or `make_gemma4` returned.
         token_ids: the prompt, with as many audio tokens as there are embeddings.
         sounds: its sounds, with RATE samples a second.
         max_new_tokens: how many.
@@ -122,7 +163,7 @@ def reference_tokens(
         do_sample=False,
         max_new_tokens=max_new_tokens,
         pad_token_id=0,
-        **(audio_inputs(sounds) if sounds else {}),
+        **(audio_inputs(sounds, model.config.model_type) if sounds else {}),
     )
     tokens: list[int] = output[0, len(token_ids) :].tolist()
     return tokens

@@ -203,12 +203,17 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> VisionFamily:
         }
         | vision,
         outer={},
-        marks=("<turn|>", "<|turn>", "<|image|>", "<|image>", "<image|>"),
+        marks=(
+            *("<turn|>", "<|turn>", "<|image|>", "<|image>", "<image|>"),
+            *("<|audio|>", "<|audio>", "<audio|>", "<|video|>"),
+        ),
         image="<|image|>",
         ids={
             "image_token_id": "<|image|>",
             "boi_token_id": "<|image>",
             "eoi_token_id": "<image|>",
+            "audio_token_id": "<|audio|>",
+            "video_token_id": "<|video|>",
         },
         chat="<|image|>",
         processor=("Gemma4", "gemma4"),

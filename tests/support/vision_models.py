@@ -21,7 +21,7 @@ from support.vision_families import FAMILIES, PREPARED, VOCAB_SIZE, VisionFamily
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from shmllm.params.items import Grid
+from shmllm.params.items import MODALITIES, Grid
 
 FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
@@ -64,9 +64,9 @@ def make_vision_model(
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
     draw_weights(model, 0.0 if name == "gemma3" else 1.0)
     draw_buffers(model)
-    if name.startswith("gemma4"):  # transformers reads a generated mark of an image as padding
+    if name.startswith("gemma4"):  # transformers reads generated marks as padding
         with torch.no_grad():
-            model.lm_head.weight[tokenizer.token_to_id(family.image)] = 0
+            model.lm_head.weight[[ids[f"{kind}_token_id"] for kind in MODALITIES]] = 0
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     model.vision_family = name
@@ -295,12 +295,15 @@ def tokenizer_with(marks_of_family: Sequence[str]) -> Tokenizer:
 def _tokenizer_config(family: VisionFamily) -> dict[str, Any]:
     end, begin = family.marks[:2]
     video = family.chat.replace("image_pad", "video_pad")
+    if "<|video|>" in family.marks:
+        video = family.chat.replace("<|image|>", "<|video|>")
     template = (
         f"{{% for message in messages %}}{begin}{{{{ message['role'] }}}}\n"
         "{% if message['content'] is string %}{{ message['content'] }}"
         "{% else %}{% for part in message['content'] %}"
         f"{{% if part['type'] == 'image' %}}{{{{ '{family.chat}' }}}}"
         f"{{% elif part['type'] == 'video' %}}{{{{ '{video}' }}}}"
+        "{% elif part['type'] == 'audio' %}{{ '<|audio|>' }}"
         "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
         f"{end}\n{{% endfor %}}"
         f"{{% if add_generation_prompt %}}{begin}assistant\n{{% endif %}}"

@@ -51,6 +51,11 @@ class Placeholder(ABC):
             EngineStartError: a field is missing, wrong or not supported.
         """
 
+    @classmethod
+    def is_taken(cls, config: Config) -> bool:
+        """Whether a model of the architecture takes such items, by its config.json."""
+        return True
+
     @abstractmethod
     def count(self, grid: Grid) -> int:
         """The number of embeddings of an item."""

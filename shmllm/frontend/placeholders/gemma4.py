@@ -1,4 +1,5 @@
-"""Gemma 4: a soft token for each square of merged patches, between two others."""
+"""Gemma 4: a soft token for each square of merged patches of an image, or for four frames of a
+sound, between two others."""
 
 from __future__ import annotations
 
@@ -10,8 +11,12 @@ from shmllm.errors import RequestError
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
 from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, one_token
+from shmllm.frontend.placeholders.family import AudioPlaceholder, Config, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
+from shmllm.params.items import Grid
+
+MOST_FRAMES = 2999
+"""The frames of 30 seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,10 @@ class Gemma4Placeholder(SquaresPlaceholder):
     begin: str
     end: str
     longest_side: int
+
+    @classmethod
+    def is_taken(cls, config: Config) -> bool:
+        return bool(config.table("vision_config").values)
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
@@ -51,3 +60,38 @@ class Gemma4Placeholder(SquaresPlaceholder):
                 f"the image becomes {width}x{height} pixels, but the model takes at most "
                 f"{self.longest_side * self.patch_size:,} in a row or column; crop it"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4AudioPlaceholder(AudioPlaceholder):
+    """Attributes:
+    begin, end: the texts of the tokens around a sound.
+    """
+
+    begin: str
+    end: str
+
+    @classmethod
+    def is_taken(cls, config: Config) -> bool:
+        """Models whose images attend both ways have no sounds."""
+        both_ways = config.table("text_config").values.get("use_bidirectional_attention")
+        return bool(config.table("audio_config").values) and both_ways is None
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        channels = config.table("audio_config").values.get("subsampling_conv_channels")
+        first = channels[0] if isinstance(channels, list) and channels else 128
+        token = config.integer("audio_token_id", default=258_881, minimum=0)
+        return cls(
+            **one_token(texts.get("audio_token", "<|audio|>"), token),
+            num_mels=4 * (first // 4) if type(first) is int else 0,
+            most_frames=MOST_FRAMES,
+            begin=texts.get("boa_token", "<|audio>"),
+            end=texts.get("eoa_token", "<audio|>"),
+        )
+
+    def count(self, grid: Grid) -> int:
+        return -(-grid[0] // 4)
+
+    def expansion(self, item: PreparedItem) -> str:
+        return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"

@@ -9,7 +9,7 @@ from typing import Any
 from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
-from shmllm.frontend.placeholders.gemma4 import Gemma4Placeholder
+from shmllm.frontend.placeholders.gemma4 import Gemma4AudioPlaceholder, Gemma4Placeholder
 from shmllm.frontend.placeholders.glm4v import Glm4vPlaceholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
-    "Gemma4ForConditionalGeneration": (Gemma4Placeholder,),
+    "Gemma4ForConditionalGeneration": (Gemma4Placeholder, Gemma4AudioPlaceholder),
 }
 """One for each modality that the architecture takes."""
 
@@ -67,7 +67,7 @@ def placeholders_of_model(
         return {}
     found = Config(config, str(directory / "config.json"))
     texts = _special_texts(directory / PROCESSOR) | _special_texts(directory / _TOKENIZER)
-    return {family.modality: family.of(found, texts) for family in families}
+    return {each.modality: each.of(found, texts) for each in families if each.is_taken(found)}
 
 
 def _special_texts(path: Path) -> dict[str, str]:

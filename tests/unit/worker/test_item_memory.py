@@ -323,3 +323,30 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
     kept = most * found.shape[1] * found.itemsize
     needed = kept + counted.peak - found.nbytes
     assert needed < item_bytes(config, loaded) < 4 / 3 * needed
+
+
+def test_the_estimate_covers_the_longest_sound(tmp_path: Path) -> None:
+    """As for images, with the tower of Gemma 4 E2B."""
+    content: dict[str, Any] = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 2}
+        | {"vocab_size": 262144, "num_attention_heads": 8, "layer_types": ["full_attention"] * 2},
+        "audio_config": {"model_type": "gemma4_audio"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = ModelConfig.from_directory(tmp_path)
+    assert model.audio is not None
+    config = EngineConfig(LoadConfig(str(tmp_path)), CacheConfig(), SchedulerConfig(64, 2048))
+    loaded: Any = SimpleNamespace(config=model, dtype=torch.bfloat16, max_model_len=2048)
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    tower = make_tower(model.audio, model.hidden_size, Storage(allocate, torch.bfloat16))
+    weights = [each[0] for each in tower.named_weights.values()]
+    frames = model.audio.tower.most_frames
+    with torch.inference_mode(), torch.device("meta"), Allocations(weights) as counted:
+        found = tower(torch.empty((frames, 128)), (frames, 1, 1))
+    assert len(found) == 750
+    kept = 2048 * model.hidden_size * 2
+    assert counted.peak < item_bytes(config, loaded) - kept < 4 / 3 * counted.peak

@@ -440,11 +440,6 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
         (Mistral3Config(), "Mistral3ForConditionalGeneration", "image_token_index"),
         (Gemma3Config(), "Gemma3ForConditionalGeneration", "image_token_index"),
-        (
-            Gemma4Config(vision_config={}),
-            "Gemma4ForConditionalGeneration",
-            "image_token_id",
-        ),
         (Idefics3Config(), "Idefics3ForConditionalGeneration", "image_token_id"),
         (SmolVLMConfig(), "SmolVLMForConditionalGeneration", "image_token_id"),
         (Qwen2_5_VLConfig(), "Qwen2_5_VLForConditionalGeneration", "image_token_id"),
