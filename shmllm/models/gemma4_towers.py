@@ -16,7 +16,7 @@ from shmllm.models.vision.fields import (
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.specs import VideoSpec, VisionSpec
 from shmllm.models.vision.squares_specs import Gemma4Tower
 
 MOST_SOFT_TOKENS = 1120
@@ -61,6 +61,11 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
         ),
         both_ways=fields.values.get("use_bidirectional_attention") == "vision",
         merge_size=merge_size,
+        video=VideoSpec(
+            token=read_item_token(fields, ("video_token_id",), 258_884, vocab_size),
+            processor="Gemma4VideoProcessor",
+            in_one_piece=False,
+        ),
     )
 
 

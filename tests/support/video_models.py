@@ -1,4 +1,4 @@
-"""transformers' greedy tokens for prompts with images and videos of Qwen-VL."""
+"""transformers' greedy tokens for prompts with images and videos of Qwen-VL and Gemma 4."""
 
 from __future__ import annotations
 
@@ -54,7 +54,12 @@ def reference_tokens(
     videos = [item for item in items if item.modality == "video"]
     if images:
         inputs |= joined_inputs(model.vision_family, images)
-    if videos:
+    if videos and model.vision_family == "gemma4":
+        frames = joined_inputs(model.vision_family, videos)
+        inputs["pixel_values_videos"] = frames["pixel_values"]
+        inputs["video_position_ids"] = frames["image_position_ids"]
+        inputs["num_frames_per_video"] = torch.tensor([item.grid[0] for item in videos])
+    elif videos:
         found = [patches_of_frames(model, item.data) for item in videos]
         inputs["pixel_values_videos"] = torch.cat([patches for patches, _ in found])
         inputs["video_grid_thw"] = torch.tensor([grid for _, grid in found])

@@ -1,5 +1,5 @@
-"""Gemma 4: a soft token for each square of merged patches of an image, or for four frames of a
-sound, between two others."""
+"""Gemma 4: a soft token for each square of merged patches of an image or a frame of a video, or for
+four frames of a sound, between two others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from shmllm.errors import RequestError
+from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
 from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import AudioPlaceholder, Config, one_token
+from shmllm.frontend.placeholders.family import (
+    AudioPlaceholder,
+    Config,
+    VideoPlaceholder,
+    one_token,
+)
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 from shmllm.params.items import Grid
 
@@ -60,6 +66,40 @@ class Gemma4Placeholder(SquaresPlaceholder):
                 f"the image becomes {width}x{height} pixels, but the model takes at most "
                 f"{self.longest_side * self.patch_size:,} in a row or column; crop it"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4VideoPlaceholder(VideoPlaceholder):
+    """Each frame of a video is an image of its own behind its minutes and seconds.
+
+    Attributes:
+        image: how the model's prompts contain images.
+    """
+
+    processor: ClassVar[str] = "Gemma4VideoProcessor"
+
+    image: Gemma4Placeholder
+
+    @classmethod
+    def is_taken(cls, config: Config) -> bool:
+        return Gemma4Placeholder.is_taken(config)
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        token = config.integer("video_token_id", default=258_884, minimum=0)
+        return cls(**one_token("<|video|>", token), image=Gemma4Placeholder.of(config, texts))
+
+    def count(self, grid: Grid) -> int:
+        return self.image.count(grid)
+
+    def expansion(self, item: PreparedItem) -> str:
+        tokens = self.token * (item.num_tokens // item.grid[0])
+        frame = f"{self.image.begin}{tokens}{self.image.end}"
+        minutes = (divmod(int(time), 60) for time in item.times)
+        return " ".join(f"{minute:02d}:{second:02d} {frame}" for minute, second in minutes)
+
+    def check_rules(self, rules: Rules) -> None:
+        self.image.check_rules(rules)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,11 @@ from typing import Any
 from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
-from shmllm.frontend.placeholders.gemma4 import Gemma4AudioPlaceholder, Gemma4Placeholder
+from shmllm.frontend.placeholders.gemma4 import (
+    Gemma4AudioPlaceholder,
+    Gemma4Placeholder,
+    Gemma4VideoPlaceholder,
+)
 from shmllm.frontend.placeholders.glm4v import Glm4vPlaceholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
@@ -40,7 +44,11 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
-    "Gemma4ForConditionalGeneration": (Gemma4Placeholder, Gemma4AudioPlaceholder),
+    "Gemma4ForConditionalGeneration": (
+        Gemma4Placeholder,
+        Gemma4VideoPlaceholder,
+        Gemma4AudioPlaceholder,
+    ),
 }
 """One for each modality that the architecture takes."""
 

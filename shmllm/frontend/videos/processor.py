@@ -22,7 +22,7 @@ from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
 from shmllm.frontend.placeholders.family import VideoPlaceholder
 from shmllm.frontend.videos.opening import EncodedVideo, Frames, decode, open_video
-from shmllm.frontend.videos.rules import FAMILIES, OVERRIDES, VideoRules, rules_of_model
+from shmllm.frontend.videos.rules import FAMILIES, VideoRules, rules_of_model
 
 
 class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
@@ -51,7 +51,7 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
 
     @property
     def known_overrides(self) -> frozenset[str]:
-        return OVERRIDES
+        return self._rules.OVERRIDES
 
     def open(self, name: str, value: Any) -> Frames | EncodedVideo:
         return open_video(name, value)

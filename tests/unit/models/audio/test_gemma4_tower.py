@@ -211,5 +211,5 @@ def test_what_is_not_computed_is_refused(
 def test_models_whose_images_attend_both_ways_take_no_sounds(tmp_path: Path) -> None:
     make_gemma4(tmp_path, use_bidirectional_attention="vision")
     model = load(tmp_path)
-    assert set(model.towers) == {"image"}
+    assert set(model.towers) == {"image", "video"}
     assert model.known_name("model.embed_audio.embedding_projection.weight") is None
