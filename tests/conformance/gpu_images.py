@@ -17,6 +17,7 @@ import pytest
 import torch
 from conformance.device import no_waits
 from conformance.gpu_engine import Engine
+from support.audio_models import audio_inputs, gemma4_embeddings, make_gemma4
 from support.variants import slow
 from support.vision_families import FAMILIES, IMAGE_SIZE
 from support.vision_models import (
@@ -216,16 +217,29 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Encoded(NamedTuple):
-    """A model's directory, an image, and transformers' embeddings of it."""
+    """A model's directory, an image or a sound, and transformers' embeddings of it."""
 
     directory: Path
     item: Item
     wanted: Tensor
 
 
-@pytest.fixture(scope="module", params=VISION_FAMILIES)
+def encode_sound(directory: Path) -> Encoded:
+    """A sound of Gemma 4."""
+    model = make_gemma4(directory)
+    samples = np.random.default_rng(1).standard_normal(5000) * 0.1
+    inputs = audio_inputs([samples.astype(np.float32)], "gemma4")
+    features = inputs["input_features"][0][inputs["input_features_mask"][0]].numpy()
+    wanted = gemma4_embeddings(model, inputs)
+    grid, spans = (len(features), 1, 1), ((0, len(wanted)),)
+    return Encoded(directory, Item(bytes(32), spans, grid, features, modality="audio"), wanted)
+
+
+@pytest.fixture(scope="module", params=[*VISION_FAMILIES, "gemma4, a sound"])
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)
+    if request.param == "gemma4, a sound":
+        return encode_sound(directory)
     model = make_vision_model(request.param, directory)
     any_size = request.param.startswith(("gemma4", "glm4v", "mistral", "qwen"))
     size = model.config.vision_config.patch_size if any_size else 64

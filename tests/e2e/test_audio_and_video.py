@@ -206,3 +206,21 @@ def test_an_engine_process_and_coroutines_give_the_same(some_subject: Subject) -
         llm.reset_prefix_cache()
         assert [said(output) for output in generate(llm, prompts)] == expected
         assert llm.get_metrics()["item_hits"] > before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 130}], ids=["whole", "chunks"])
+def test_images_sounds_and_videos_share_a_prompt(options: dict[str, Any], tmp_path: Path) -> None:
+    model = audio_models.make_gemma4(tmp_path)
+    data = {"image": IMAGE, "audio": SOUNDS[1], "video": VIDEOS[0][:2]}
+    text = "See <|image|> and hear <|audio|> then <|video|> so"
+    with LLM(str(tmp_path), **BASE | options) as llm:
+        prompt = {"prompt": text, "multi_modal_data": data}
+        (output,) = generate(llm, [prompt])
+        (prepared,) = llm.front_end.prepare([prompt], SamplingParams(max_tokens=2))
+    items = [each for each in prepared.submitted.items if each.modality != "audio"]
+    sounds = audio_models.audio_inputs([SOUNDS[1]], "gemma4")
+    expected = video_models.reference_tokens(
+        model, output.prompt_token_ids, items, MAX_TOKENS, **sounds
+    )
+    assert list(output.outputs[0].token_ids) == expected

@@ -142,6 +142,20 @@ def audio_inputs(
 
 @one_thread()
 @torch.inference_mode()
+def gemma4_embeddings(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """transformers' embeddings of one sound.
+
+    Args:
+        model: what `make_gemma4` returned.
+        inputs: what `audio_inputs` returned.
+    """
+    found = model.model.get_audio_features(**inputs, return_dict=True)
+    embeddings: Tensor = found.pooler_output[found.attention_mask]
+    return embeddings
+
+
+@one_thread()
+@torch.inference_mode()
 def reference_tokens(
     model: Any,
     token_ids: Sequence[int],

@@ -38,7 +38,11 @@ def patches_of_frames(model: Any, frames: npt.NDArray[np.uint8]) -> tuple[Tensor
 @one_thread()
 @torch.inference_mode()
 def reference_tokens(
-    model: Any, token_ids: Sequence[int], items: Sequence[Item], max_new_tokens: int = 12
+    model: Any,
+    token_ids: Sequence[int],
+    items: Sequence[Item],
+    max_new_tokens: int = 12,
+    **sounds: Tensor,
 ) -> list[int]:
     """transformers' greedy tokens; nothing but their number ends them.
 
@@ -47,9 +51,10 @@ def reference_tokens(
         token_ids: the expanded prompt.
         items: its images and videos, in order.
         max_new_tokens: how many.
+        sounds: what the model takes for sounds.
     """
     ids = torch.tensor([list(token_ids)])
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {**sounds}
     images = [item for item in items if item.modality == "image"]
     videos = [item for item in items if item.modality == "video"]
     if images:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.audio_models import audio_inputs, make_gemma4
+from support.audio_models import audio_inputs, gemma4_embeddings, make_gemma4
 from support.model_helpers import allocate, load
-from support.one_thread import one_thread
 from torch import Tensor
 from transformers import Gemma4AudioConfig, Gemma4Config
 
@@ -49,14 +48,6 @@ def embed(model: DecoderModel, sound: dict[str, Tensor]) -> Tensor:
     return model.towers["audio"](sound["input_features"][0][:frames], (frames, 1, 1))
 
 
-@one_thread()
-@torch.inference_mode()
-def reference_embeddings(model: Any, sound: dict[str, Tensor]) -> Tensor:
-    found = model.model.get_audio_features(**sound, return_dict=True)
-    embeddings: Tensor = found.pooler_output[found.attention_mask]
-    return embeddings
-
-
 def assert_close(ours: Tensor, reference: Tensor) -> None:
     assert ours.shape == reference.shape
     difference = float((ours - reference).abs().max() / reference.abs().max())
@@ -81,14 +72,14 @@ def test_embeddings_equal_transformers(frames: int, models: tuple[Any, DecoderMo
     ours = embed(model, sound)
     assert model.config.audio is not None
     assert len(ours) == model.config.audio.num_embeddings((frames, 1, 1)) == -(-frames // 4)
-    assert_close(ours, reference_embeddings(reference, sound))
+    assert_close(ours, gemma4_embeddings(reference, sound))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
     reference = make_gemma4(tmp_path, VARIANTS[variant])
     sound = make_sound(90)
-    assert_close(embed(load(tmp_path), sound), reference_embeddings(reference, sound))
+    assert_close(embed(load(tmp_path), sound), gemma4_embeddings(reference, sound))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -98,7 +89,7 @@ def test_smaller_dtypes_are_near_to_float32(
     sound = make_sound(90)
     ours = embed(load(directory, dtype), sound)
     assert ours.dtype == dtype
-    exact = reference_embeddings(models[0], sound)
+    exact = gemma4_embeddings(models[0], sound)
     assert 0 < float((ours.float() - exact).norm() / exact.norm()) < 0.05
 
 
