@@ -17,9 +17,8 @@ from torch import Tensor
 from shmllm.models.layers import NamedWeights, Storage
 from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.specs import Grid
+from shmllm.models.weight_names import BOUND_SUFFIXES
 
-BOUNDS = ("input_min", "input_max", "output_min", "output_max")
-"""The ends of the names of the bounds of a `ClippedDense`."""
 Projection = Callable[[Tensor], Tensor]
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -187,7 +186,7 @@ class Tower(ABC):
         dense = self.make_dense(f"{name}.linear", outputs, inputs, bias=False)
         if not clips:
             return dense
-        bounds = [self.tensor(f"{name}.{bound}") for bound in BOUNDS]
+        bounds = [self.tensor(f"{name}{suffix}") for suffix in BOUND_SUFFIXES]
         largest = torch.finfo(self.dtype).max
         self.neutral_weights += zip(bounds, (-largest, largest) * 2, strict=True)
         return ClippedDense(dense, bounds[:2], bounds[2:])

@@ -68,10 +68,13 @@ TRANSPOSED = ".transposed"
 """What the name of a weight has behind it in a model where checkpoints have it in two layouts: the
 name of the other one, in which the last two dimensions have changed places."""
 
+BOUND_SUFFIXES = (".input_min", ".input_max", ".output_min", ".output_max")
+"""The ends of the names of bounds, which may be infinite."""
+
 BUFFER_SUFFIXES = (
     *(".layer_scalar", ".e_score_correction_bias", ".expert_bias"),
     *(".act_fn.beta", ".act_fn.eps"),
-    *(".input_min", ".input_max", ".output_min", ".output_max"),
+    *BOUND_SUFFIXES,
     *(".std_bias", ".std_scale"),
 )
 """The ends of the names of weights that transformers' modules have as buffers."""

@@ -26,6 +26,7 @@ from support.vision_models import (
     make_vision_model,
     reference_embeddings,
     reference_tokens,
+    silence_marks,
 )
 from torch import Tensor
 
@@ -153,6 +154,7 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.flip(0))
+    silence_marks(model)
     wanted = reference_tokens(model, two.prompt, two.items, COUNT)
     is_gemma = name.startswith("gemma")
     return Subject(directory, asked, dict(model.state_dict()), wanted, 1 + is_gemma, not is_gemma)

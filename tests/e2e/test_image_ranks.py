@@ -14,7 +14,7 @@ from PIL import Image
 from support.determinism import said
 from support.image_llms import prepared_of
 from support.variants import slow
-from support.vision_models import make_vision_model, reference_tokens
+from support.vision_models import make_vision_model, reference_tokens, silence_marks
 
 from shmllm import LLM, EngineStartError, RequestOutput, SamplingParams
 from shmllm.models.weight_names import tower_name
@@ -151,6 +151,7 @@ def test_ranks_and_stages_sleep_and_get_new_weights(subject: Subject) -> None:
     with torch.no_grad():
         for weight in other.parameters():
             weight.copy_(weight.flip(0))
+    silence_marks(other)
     for options in (RANKS, STAGES):
         with LLM(subject.directory, **options) as llm:
             first = tokens_of(generate(llm))

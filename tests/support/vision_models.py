@@ -64,12 +64,10 @@ def make_vision_model(
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
     draw_weights(model, 0.0 if name == "gemma3" else 1.0)
     draw_buffers(model)
-    if name.startswith("gemma4"):  # transformers reads generated marks as padding
-        with torch.no_grad():
-            model.lm_head.weight[[ids[f"{kind}_token_id"] for kind in MODALITIES]] = 0
+    model.vision_family = name
+    silence_marks(model)
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
-    model.vision_family = name
     tokenizer.save(str(directory / "tokenizer.json"))
     _write(directory / "generation_config.json", {"eos_token_id": end})
     _write(directory / "tokenizer_config.json", _tokenizer_config(family))
@@ -263,6 +261,14 @@ def draw_weights(model: torch.nn.Module, norms: float) -> None:
             if tower and name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")):
                 mean = 0.5  # Gemma 4's tower does not scale its scores
             parameter.normal_(mean if is_norm else 0.0, 0.2 if is_norm else 0.12)
+
+
+def silence_marks(model: Any) -> None:
+    """Lets Gemma 4 generate no mark of an item, which transformers would read as padding."""
+    if model.vision_family.startswith("gemma4"):
+        marks = [getattr(model.config, f"{kind}_token_id") for kind in MODALITIES]
+        with torch.no_grad():
+            model.lm_head.weight[marks] = 0
 
 
 def draw_buffers(model: torch.nn.Module) -> None:

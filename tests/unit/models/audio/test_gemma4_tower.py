@@ -14,11 +14,12 @@ from support.model_helpers import allocate, load
 from torch import Tensor
 from transformers import Gemma4AudioConfig, Gemma4Config
 
-from shmllm.errors import EngineStartError
+from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.audio.specs import Gemma4AudioTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.weight_staging import StagedWeights
 from shmllm.models.weights import load_dummy_weights
 from shmllm.worker.cpu.tower_products import TowerProducts
 
@@ -204,3 +205,24 @@ def test_models_whose_images_attend_both_ways_take_no_sounds(tmp_path: Path) -> 
     model = load(tmp_path)
     assert set(model.towers) == {"image", "video"}
     assert model.known_name("model.embed_audio.embedding_projection.weight") is None
+
+
+def test_bounds_of_an_update_may_be_infinite(tmp_path: Path) -> None:
+    make_gemma4(tmp_path)
+    model = load(tmp_path)
+    name = "audio_tower.layers.0.lconv1d.linear_end.output_max"
+    for values in ([float("inf")], [3.0]):
+        bound = torch.tensor(values)[0]
+        model.load_weights([(f"model.{name}", bound)])
+        assert float(model.named_weights()[name][0].clone()) == values[0]
+    staged = StagedWeights(model)
+    staged.put(f"model.{name}", (), 0, torch.tensor([float("-inf")]))
+    staged.copy_into_place()
+    assert float(model.named_weights()[name][0].clone()) == -float("inf")
+    for update in ((name, torch.tensor(float("nan"))), (f"{name[:-11]}.linear.weight", inf_like())):
+        with pytest.raises(RequestError, match="has values that are not finite"):
+            model.load_weights([update])
+
+
+def inf_like() -> Tensor:
+    return torch.full((32, 32), float("inf"))
