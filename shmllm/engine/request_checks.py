@@ -63,7 +63,11 @@ def _refusal_of_items(items: Sequence[Item], num_tokens: int, info: ItemInfo) ->
             )
         longest = max(end - begin for begin, end in item.spans)
         if info.longest_span and longest > info.longest_span:
-            return f"an item has {longest:,} embeddings in a row instead of {info.longest_span}"
+            return (
+                f"an item ({kind}) has {longest:,} embeddings in a row that attend to each other, "
+                f"a step has room for {info.longest_span:,}: raise max_num_batched_tokens, or "
+                "prepare it smaller (mm_processor_kwargs)"
+            )
     return None
 
 

@@ -1,7 +1,9 @@
-"""How a model's files say that sounds become features: the settings of Whisper's extractor."""
+"""How a model's files say that sounds become features: the settings of feature extractors."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +13,13 @@ from shmllm.formats.processor_files import read_section
 
 FRAMES_BEHIND = 2
 """How many frames behind a sound the convolutions of Whisper's encoder read."""
-_EXTRACTOR = "WhisperFeatureExtractor"
-_DEFAULTS = {
-    "feature_size": 80,
-    "sampling_rate": 16000,
-    "hop_length": 160,
-    "chunk_length": 30,
-    "n_fft": 400,
-}
-"""What transformers' class has where a file is silent."""
+_GEMMA4_MOST_SAMPLES = 480_000
+"""Where transformers' extractor for Gemma 4 cuts a sound unless a caller says otherwise."""
 _LARGEST = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AudioSettings:
+class AudioSettings(ABC):
     """The settings of a feature extractor.
 
     Attributes:
@@ -32,22 +27,80 @@ class AudioSettings:
         num_mels: the features of a frame.
         hop: the samples from one frame to the next.
         window: the samples of a frame.
-        most_seconds: the longest sound.
     """
 
     rate: int
     num_mels: int
     hop: int
     window: int
-    most_seconds: int
+
+    @property
+    @abstractmethod
+    def most_samples(self) -> int:
+        """The samples of the longest sound."""
+
+    @abstractmethod
+    def count_frames(self, num_samples: int) -> int:
+        """The number of frames of a sound."""
+
+    @property
+    def most_seconds(self) -> int:
+        """The seconds of the longest sound."""
+        return self.most_samples // self.rate
+
+    @property
+    def most_frames(self) -> int:
+        """The frames of the longest sound."""
+        return self.count_frames(self.most_samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhisperSettings(AudioSettings):
+    """Those of transformers' `WhisperFeatureExtractor`, whose frames begin inside a sound.
+
+    Attributes:
+        seconds: the longest sound.
+    """
+
+    seconds: int
 
     @property
     def most_samples(self) -> int:
-        return self.rate * self.most_seconds
+        return self.rate * self.seconds
 
     @property
     def most_frames(self) -> int:
         return self.most_samples // self.hop
+
+    def count_frames(self, num_samples: int) -> int:
+        return -(-num_samples // self.hop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4AudioSettings(AudioSettings):
+    """Those of transformers' `Gemma4AudioFeatureExtractor`. The first frame has its middle at the
+    begin of a sound, and the last one ends a sample before its end.
+
+    Attributes:
+        lowest, highest: the frequencies that the filters cover, in Hertz.
+        floor: added to the power of a filter before its logarithm.
+    """
+
+    lowest: float
+    highest: float
+    floor: float
+
+    @property
+    def most_samples(self) -> int:
+        return _GEMMA4_MOST_SAMPLES
+
+    @property
+    def num_before(self) -> int:
+        """The number of zeros in front of a sound."""
+        return self.window // 2
+
+    def count_frames(self, num_samples: int) -> int:
+        return max(0, (num_samples + self.num_before - self.window - 1) // self.hop + 1)
 
 
 def read_audio_settings(directory: Path) -> AudioSettings | None:
@@ -67,29 +120,80 @@ def read_audio_settings(directory: Path) -> AudioSettings | None:
     if not isinstance(values, dict):
         raise EngineStartError(f"{path}: the feature extractor must be an object, not {values!r}")
     kind = values.get("feature_extractor_type")
-    if kind != _EXTRACTOR:
+    if kind not in _READERS:
+        known = ", ".join(_READERS)
         raise EngineStartError(
-            f"{path}: feature_extractor_type {kind!r} is not supported; supported is {_EXTRACTOR}"
+            f"{path}: feature_extractor_type {kind!r} is not supported; supported is {known}"
         )
-    for name in ("dither", "padding_value"):
-        if values.get(name) not in (None, 0):
-            raise EngineStartError(f"{path}: {name} must be 0, not {values[name]!r}")
-    fields = {name: _size(values, name, path) for name in _DEFAULTS}
-    if fields["hop_length"] > fields["n_fft"] or fields["n_fft"] % 2:
+    for name, supported in _SUPPORTED.items():
+        if values.get(name) not in (None, supported):
+            raise EngineStartError(f"{path}: {name} must be {supported}, not {values[name]!r}")
+    return _READERS[kind](values, path)
+
+
+def _read_whisper(values: dict[str, Any], path: Path) -> WhisperSettings:
+    settings = WhisperSettings(
+        rate=_size(values, "sampling_rate", path, 16_000),
+        num_mels=_size(values, "feature_size", path, 80),
+        hop=_size(values, "hop_length", path, 160),
+        window=_size(values, "n_fft", path, 400),
+        seconds=_size(values, "chunk_length", path, 30),
+    )
+    if settings.hop > settings.window or settings.window % 2:
         raise EngineStartError(f"{path}: n_fft must be even, and at least hop_length")
-    return AudioSettings(
-        rate=fields["sampling_rate"],
-        num_mels=fields["feature_size"],
-        hop=fields["hop_length"],
-        window=fields["n_fft"],
-        most_seconds=fields["chunk_length"],
+    return settings
+
+
+def _read_gemma4(values: dict[str, Any], path: Path) -> Gemma4AudioSettings:
+    """transformers writes the lengths of frames in samples, but reads them in milliseconds."""
+    rate = _size(values, "sampling_rate", path, 16_000)
+    lengths = {}
+    for name, default in (("frame_length", 20.0), ("hop_length", 10.0)):
+        length = round(rate * _number(values, f"{name}_ms", path, default) / 1000)
+        if not length or _size(values, name, path, length) != length:
+            raise EngineStartError(
+                f"{path}: {name} must be {length} samples, those of {name}_ms, and at least 1, not "
+                f"{values.get(name)!r}"
+            )
+        lengths[name] = length
+    return Gemma4AudioSettings(
+        rate=rate,
+        num_mels=_size(values, "feature_size", path, 128),
+        hop=lengths["hop_length"],
+        window=lengths["frame_length"],
+        lowest=_number(values, "min_frequency", path, 0.0),
+        highest=_number(values, "max_frequency", path, 8000.0),
+        floor=_number(values, "mel_floor", path, 1e-3),
     )
 
 
-def _size(values: dict[str, Any], name: str, path: Path) -> int:
-    value = values.get(name)
-    if value is None:
-        return _DEFAULTS[name]
+_READERS: dict[Any, Callable[[dict[str, Any], Path], AudioSettings]] = {
+    "WhisperFeatureExtractor": _read_whisper,
+    "Gemma4AudioFeatureExtractor": _read_gemma4,
+}
+"""By the names of transformers' classes. A file may leave fields out; then the defaults of the
+class count."""
+_SUPPORTED: dict[str, Any] = {
+    "dither": 0,
+    "padding_value": 0,
+    "preemphasis": 0,
+    "fft_overdrive": False,
+    "input_scale_factor": 1,
+    "per_bin_mean": None,
+    "per_bin_stddev": None,
+}
+"""Fields that have one supported value."""
+
+
+def _size(values: dict[str, Any], name: str, path: Path, default: int) -> int:
+    value = default if values.get(name) is None else values[name]
     if type(value) is not int or not 0 < value < _LARGEST:
         raise EngineStartError(f"{path}: {name!r} must be a positive integer, not {value!r}")
     return value
+
+
+def _number(values: dict[str, Any], name: str, path: Path, default: float) -> float:
+    value = default if values.get(name) is None else values[name]
+    if type(value) not in (int, float) or not 0 <= value < _LARGEST:
+        raise EngineStartError(f"{path}: {name!r} must be a number of at least 0, not {value!r}")
+    return float(value)

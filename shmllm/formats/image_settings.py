@@ -67,6 +67,14 @@ _GLM4V_VIDEO = _QWEN2_VL | {
     "fps": 2,
     "max_duration": 300,
 }
+_GEMMA4 = {
+    "image_mean": (0.0, 0.0, 0.0),
+    "image_std": (1.0, 1.0, 1.0),
+    "resample": BICUBIC,
+    "patch_size": 16,
+    "max_soft_tokens": 280,
+    "pooling_kernel_size": 3,
+}
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -148,6 +156,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "pan_and_scan_min_crop_size": 256,
         "pan_and_scan_max_num_crops": 4,
         "pan_and_scan_min_ratio_to_activate": 1.2,
+    },
+    "Gemma4ImageProcessor": _GEMMA4 | {"do_normalize": False},
+    "Gemma4VideoProcessor": _GEMMA4
+    | {
+        "max_soft_tokens": 70,
+        "temporal_patch_size": 1,
+        "do_sample_frames": True,
+        "num_frames": 32,
+        "fps": 24,  # those of frames without a rate
     },
 }
 """What transformers' classes have where a file is silent. `_COMMON` holds for all of them."""

@@ -1,7 +1,8 @@
 """Gemma 4: full layers have wider heads and rotate a part of them; values have a norm, too.
 
 Some models have per-layer inputs, layers that read the keys and values of an earlier layer, one
-projection for the keys and values of full layers, or experts beside the MLP.
+projection for the keys and values of full layers, or experts beside the MLP. In some, the tokens of
+an image attend to all of it, but not in full layers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS, gemma_model, read_gemma_mlp
-from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.gemma4_towers import read_audio, read_vision
+from shmllm.models.mixer_specs import WITHIN_ITEMS, Ahead, AttentionSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -41,11 +43,14 @@ _EXPERT_ACTIVATIONS: dict[str, ExpertActivation] = {"silu": "silu", "gelu_tanh":
 
 
 def configure(fields: Fields) -> ModelConfig:
-    if fields.values.get("use_bidirectional_attention") == "all":
-        raise fields.error("use_bidirectional_attention 'all' is not supported")
+    if (both_ways := fields.values.get("use_bidirectional_attention")) not in (None, "vision"):
+        raise fields.error(f"use_bidirectional_attention {both_ways!r} is not supported")
     positions = read_positions(fields, 131_072)
     types = _read_types(fields)
+    vision = read_vision(fields, fields.integer("vocab_size", 262_144))
     attentions = _read_attentions(fields, types, positions)
+    if vision is not None and vision.both_ways:
+        attentions = [replace(each, ahead=_ahead(each)) for each in attentions]
     sources = read_kv_sources(fields, types, 0)
     layers = [
         LayerSpec(
@@ -62,7 +67,15 @@ def configure(fields: Fields) -> ModelConfig:
         per_layer=_read_per_layer(fields, model.vocab_size),
         scales_layers=True,
         skipped_prefixes=unread_keys(sources),
+        vision=vision,
+        audio=read_audio(fields, model.vocab_size),
     )
+
+
+def _ahead(attention: AttentionSpec) -> Ahead:
+    """Returns how far behind its own position a token of an image attends: in full layers, not at
+    all."""
+    return 0 if attention.window is None else WITHIN_ITEMS
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

@@ -17,7 +17,9 @@ from torch import Tensor
 from shmllm.models.layers import NamedWeights, Storage
 from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.specs import Grid
+from shmllm.models.weight_names import BOUND_SUFFIXES
 
+Projection = Callable[[Tensor], Tensor]
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -61,12 +63,13 @@ class LayerNorm:
     """A norm (Ba et al., 2016).
 
     Attributes:
-        weight, bias: [width].
+        weight: [width].
+        bias: [width]; None: none.
         eps: added to the variance.
     """
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -79,12 +82,12 @@ class RMSNorm:
     """A norm (Zhang and Sennrich, 2019), computed in float32.
 
     Attributes:
-        weight: [width].
+        weight: [width]; None: none.
         eps: added to the mean square.
         offset: added to the weights.
     """
 
-    weight: Tensor
+    weight: Tensor | None
     eps: float
     offset: float = 0.0
 
@@ -92,7 +95,27 @@ class RMSNorm:
         """Returns ``x`` [rows, width], normalised."""
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (normed * (self.offset + self.weight.float())).to(x.dtype)
+        if self.weight is not None:
+            normed = normed * (self.offset + self.weight.float())
+        return normed.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedDense:
+    """A projection with bounds of its inputs and outputs.
+
+    Attributes:
+        dense: the projection.
+        of_inputs, of_outputs: the least and the largest of them.
+    """
+
+    dense: Dense
+    of_inputs: list[Tensor]
+    of_outputs: list[Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns [rows, out] of ``x`` [rows, in]."""
+        return self.dense(x.clamp(*self.of_inputs)).clamp(*self.of_outputs)
 
 
 class Tower(ABC):
@@ -104,6 +127,7 @@ class Tower(ABC):
 
     Attributes:
         dtype: the dtype of the weights and of the results.
+        input_dtype: the dtype in which it needs its inputs.
         multiply: computes ``x @ weight.T + bias`` of [rows, in], [out, in] and [out] or None.
         named_weights: the destinations of all weights by their names in checkpoints, with the
             prefixes in `weight_names.TOWER_PREFIXES`.
@@ -115,7 +139,7 @@ class Tower(ABC):
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self.dtype = storage.dtype
+        self.dtype = self.input_dtype = storage.dtype
         self.multiply: Multiply = F.linear
         self.named_weights: NamedWeights = {}
         self.neutral_weights: list[tuple[Tensor, float]] = []
@@ -156,11 +180,22 @@ class Tower(ABC):
         weight = self.tensor(f"{name}.weight", outputs, *inputs)
         return Dense(weight, self.tensor(f"{name}.bias", outputs) if bias else None, self)
 
-    def make_layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
+    def make_clipped(self, name: str, outputs: int, inputs: int, clips: bool) -> Projection:
+        """Allocates a projection without a bias that has bounds, as transformers' clippable ones;
+        without `clips` there are none."""
+        dense = self.make_dense(f"{name}.linear", outputs, inputs, bias=False)
+        if not clips:
+            return dense
+        bounds = [self.tensor(f"{name}{suffix}") for suffix in BOUND_SUFFIXES]
+        largest = torch.finfo(self.dtype).max
+        self.neutral_weights += zip(bounds, (-largest, largest) * 2, strict=True)
+        return ClippedDense(dense, bounds[:2], bounds[2:])
+
+    def make_layer_norm(self, name: str, width: int, eps: float, bias: bool = True) -> LayerNorm:
         """Allocates a LayerNorm."""
         weight = self.tensor(f"{name}.weight", width)
         self.neutral_weights.append((weight, 1.0))
-        return LayerNorm(weight, self.tensor(f"{name}.bias", width), eps)
+        return LayerNorm(weight, self.tensor(f"{name}.bias", width) if bias else None, eps)
 
     def make_rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """Allocates an RMSNorm."""
@@ -169,7 +204,7 @@ class Tower(ABC):
         return RMSNorm(weight, eps, offset)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """Returns what places of a sequence, such as patches, read from one another: each attends to
     all of them.
 
@@ -177,9 +212,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q: [sequences, places, heads, head_dim].
         k: the same.
         v: the same.
+        scale: the factor of the scores; None: head_dim**-0.5.
 
     Returns:
         The same.
     """
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shmllm.models.audio.specs import AudioSpec, KeysTower, VoxtralTower, WhisperTower
+from shmllm.models.audio.gemma4 import Gemma4Audio
+from shmllm.models.audio.specs import (
+    AudioSpec,
+    Gemma4AudioTower,
+    KeysTower,
+    VoxtralTower,
+    WhisperTower,
+)
 from shmllm.models.audio.voxtral import Voxtral
 from shmllm.models.audio.whisper import Whisper, WhisperKeys
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.aya_vision import AyaVision
 from shmllm.models.vision.gemma3 import Gemma3
+from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
@@ -33,6 +41,7 @@ from shmllm.models.vision.specs import (
     VisionSpec,
 )
 from shmllm.models.vision.squares_specs import (
+    Gemma4Tower,
     Glm4vTower,
     Lfm2VlTower,
     PixtralTower,
@@ -55,9 +64,11 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
     Lfm2VlTower: Lfm2Vl,
+    Gemma4Tower: Gemma4,
     VoxtralTower: Voxtral,
     WhisperTower: Whisper,
     KeysTower: WhisperKeys,
+    Gemma4AudioTower: Gemma4Audio,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""
 

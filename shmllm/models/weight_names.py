@@ -49,6 +49,8 @@ TOWER_PREFIXES = (
             "vision_model": ("",),
             "connector": ("",),
             "audio_tower": ("",),
+            "embed_vision": ("",),
+            "embed_audio": ("",),
         }.items()
         for outer in ("model.", "")
         for inner in inners
@@ -64,8 +66,6 @@ SKIPPED_PREFIXES = (
     *TOWER_PREFIXES,
     "model.mm_projector.",
     "mm_projector.",
-    "model.embed_vision.",
-    "model.embed_audio.",
 )
 """The prefixes of tensors that a language model does not have."""
 
@@ -73,9 +73,14 @@ TRANSPOSED = ".transposed"
 """What the name of a weight has behind it in a model where checkpoints have it in two layouts: the
 name of the other one, in which the last two dimensions have changed places."""
 
+BOUND_SUFFIXES = (".input_min", ".input_max", ".output_min", ".output_max")
+"""The ends of the names of bounds, which may be infinite."""
+
 BUFFER_SUFFIXES = (
     *(".layer_scalar", ".e_score_correction_bias", ".expert_bias"),
     *(".act_fn.beta", ".act_fn.eps"),
+    *BOUND_SUFFIXES,
+    *(".std_bias", ".std_scale"),
 )
 """The ends of the names of weights that transformers' modules have as buffers."""
 

@@ -41,7 +41,7 @@ from shmllm.errors import RequestError
 from shmllm.models.layers import NamedWeights
 from shmllm.models.matrices import Destination
 from shmllm.models.model import Model
-from shmllm.models.weight_update import find_problem, is_finite, not_finite, refuse
+from shmllm.models.weight_update import find_problem, find_problem_of_values, refuse
 
 ALIGNMENT_BYTES = 64
 SPARE_BYTES = 2**30
@@ -185,7 +185,7 @@ class StagedWeights:
         with one_thread_less():
             part.copy_(piece)
             self._num_staged[name] = end
-            return None if is_finite(part) else not_finite(name)
+            return find_problem_of_values(name, part)
 
     def _place(self, name: str, device: torch.device) -> Tensor:
         """Returns the memory in which a weight waits, [elements] in the weight's dtype."""

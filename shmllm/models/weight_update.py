@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shmllm.errors import RequestError, nearest
 from shmllm.models.layers import NamedWeights
+from shmllm.models.weight_names import BOUND_SUFFIXES
 
 MAX_LISTED_PROBLEMS = 8
 """The largest number of problems that one error message lists."""
@@ -40,8 +41,8 @@ def checked_update(
     problems: dict[str, str] = {}
     for name, tensor in update:
         problem = find_problem(destinations, name, tensor.shape, tensor.dtype)
-        if problem is None and not is_finite(tensor.to(destinations[name][0].dtype)):
-            problem = not_finite(name)
+        if problem is None:
+            problem = find_problem_of_values(name, tensor.to(destinations[name][0].dtype))
         if problem is not None:
             problems[name] = problem
     refuse(problems)
@@ -78,9 +79,11 @@ def is_finite(values: Tensor) -> bool:
     return bool(values.sum(dtype=dtype).isfinite()) or bool(values.isfinite().all())
 
 
-def not_finite(name: str) -> str:
-    """Returns the message for a tensor that has values that are not finite."""
-    return f"{name} has values that are not finite"
+def find_problem_of_values(name: str, values: Tensor) -> str | None:
+    """Returns why a tensor, or a part of it, cannot be the weight ``name``, or None: its values
+    must be finite, or, of a bound, numbers."""
+    is_right = ~values.isnan().any() if name.endswith(BOUND_SUFFIXES) else is_finite(values)
+    return None if is_right else f"{name} has values that are not finite"
 
 
 def refuse(problems: Mapping[str, str]) -> None:

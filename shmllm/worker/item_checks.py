@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from shmllm.errors import RequestError
-from shmllm.formats.audio_settings import FRAMES_BEHIND
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.vision.specs import (
     VisionSpec,
@@ -78,6 +77,6 @@ def _shape_of_video(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
 def _shape_of_sound(item: Item, audio: AudioSpec) -> tuple[int, ...] | None:
     """The shape of the features of a grid; None if there is no such grid."""
     frames, *others = item.grid
-    if others != [1, 1] or not 0 < frames <= audio.most_frames:
+    if others != [1, 1] or not 0 < frames <= audio.tower.most_frames:
         return None
-    return min(frames + FRAMES_BEHIND, audio.most_frames), audio.num_mels
+    return audio.tower.num_inputs(frames), audio.tower.num_mels

@@ -61,7 +61,7 @@ class ImageEncoder:
     Args:
         tower: computes embeddings of pixels, [tiles, 3, height, width], normalised.
         table: [3, 256], what the values of red, green and blue become, where the tower computes and
-            in the dtype of its products, to which it would round them.
+            in the dtype of its inputs, to which it would round them.
         send: copies pixels to where the tower computes.
     """
 
@@ -145,7 +145,7 @@ def make_encoder(
         settings = read_image_settings(Path(directory))
     if settings is None:
         raise missing_settings(f"{modality}s", Path(directory))
-    table = send(pixel_table(settings)).to(tower.dtype)
+    table = send(pixel_table(settings)).to(tower.input_dtype)
     if video is None:
         return ImageEncoder(tower, table, send)
     assert isinstance(spec.tower, SquaresTower), "the tower joins frames"

@@ -93,13 +93,13 @@ def item_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
     for spec in model.towers.values():
         if isinstance(spec, VisionSpec):
             size = spec.patch_size
-            patches = (spec.tile_size // size) ** 2 or most * spec.merge_size**2
+            patches = spec.most_patches or most * spec.merge_size**2
             of_patch = (spec.most_activations + 3 * size**2) * loaded.dtype.itemsize + 3 * size**2
             computed.append(patches * of_patch)
         else:
-            of_position = spec.tower.most_activations * loaded.dtype.itemsize
-            of_frame = spec.num_mels * (4 + loaded.dtype.itemsize)
-            computed.append(spec.most_frames * (of_position // 2 + of_frame))
+            of_frame = spec.tower.most_activations * loaded.dtype.itemsize
+            of_frame += spec.tower.num_mels * (4 + loaded.dtype.itemsize)
+            computed.append(spec.tower.most_frames * of_frame)
     return kept + max(computed)
 
 

@@ -347,12 +347,12 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
     vision, most = model.vision, config.scheduler.max_num_batched_tokens
     most_embeds = max(most, min(max_model_len, MOST_EMBEDS))
     if model.num_encoded and model.audio is not None:
-        most_embeds = model.audio.tower.num_positions
+        most_embeds = model.audio.tower.num_embeddings(model.audio.tower.most_frames)
     return ItemInfo(
         modalities=tuple(model.towers),
         most_embeds=most_embeds,
         num_encoded=model.num_encoded,
-        longest_span=vision.tile_embeddings if vision and vision.both_ways else 0,
+        longest_span=min(vision.longest_span, most) if vision else 0,
         cache_bytes=config.client.item_cache_bytes,
     )
 

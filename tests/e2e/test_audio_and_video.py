@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,14 +28,17 @@ BASE: dict[str, Any] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "chunks": {"max_num_batched_tokens": 100, "long_prefill_token_threshold": 7},
-    "few blocks": {"max_model_len": 224, "num_gpu_blocks_override": 15},
+    "chunks": {"max_num_batched_tokens": 130, "long_prefill_token_threshold": 7},
+    "few blocks": {"max_model_len": 224},
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "two threads": {"num_threads": 2},
 }
+FEW_BLOCKS = {"gemma4": 31, "gemma4, videos": 55}
+"""The size of a pool that has room for about two prompts."""
 NAMES = [
     *("qwen2_audio", "voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
     *map(slow, ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")),
+    *map(slow, ("gemma4", "gemma4, videos")),
 ]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
@@ -42,6 +46,11 @@ SOUNDS = [
     (np.sin(np.arange(20_001) * 0.05) / 2).astype(np.float32),
     (RANDOM.standard_normal(48_000) * 0.3).astype(np.float32),
 ]
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "qwen2_audio": audio_models.make_audio_model,
+    "voxtral": partial(audio_models.make_audio_model, name="voxtral"),
+    "gemma4": audio_models.make_gemma4,
+}
 VIDEOS = [
     RANDOM.integers(0, 256, (8, 80, 100, 3), dtype=np.uint8),
     RANDOM.integers(0, 256, (5, 70, 60, 3), dtype=np.uint8),
@@ -63,8 +72,8 @@ class Subject(NamedTuple):
 
 
 def make(name: str, directory: Path) -> Subject:
-    if name in audio_models.AUDIO_FAMILIES:
-        model = audio_models.make_audio_model(directory, name)
+    if name in MAKERS:
+        model = MAKERS[name](directory)
         return Subject(
             directory,
             prompts_with_sounds,
@@ -72,14 +81,15 @@ def make(name: str, directory: Path) -> Subject:
                 model, output.prompt_token_ids, sounds_of(prompt), MAX_TOKENS
             ),
         )
-    model = make_vision_model(name, directory)
+    model = make_vision_model(name.partition(",")[0], directory)
 
     def expected(llm: LLM, prompt: Any, output: RequestOutput) -> list[int]:
         (prepared,) = llm.front_end.prepare([prompt], SamplingParams(max_tokens=2))
         items = prepared.submitted.items
         return video_models.reference_tokens(model, output.prompt_token_ids, items, MAX_TOKENS)
 
-    return Subject(directory, prompts_with_videos, expected)
+    prompts = prompts_with_short_videos if name == "gemma4, videos" else prompts_with_videos
+    return Subject(directory, prompts, expected)
 
 
 def sounds_of(prompt: Any) -> list[Any]:
@@ -129,6 +139,26 @@ def prompts_with_videos(llm: LLM) -> list[Any]:
     ]
 
 
+def prompts_with_short_videos(llm: LLM) -> list[Any]:
+    """Of one and two frames, each of which has 60 embeddings or more."""
+    video, image = (llm.front_end.items.mark(kind) for kind in ("video", "image"))
+
+    def see(text: str, **data: Any) -> dict[str, Any]:
+        text = text.replace("#", video).replace("@", image)
+        return {"prompt": text, "multi_modal_data": data}
+
+    whole, short = VIDEOS[0][:2], VIDEOS[1][:1]
+    return [
+        see("See # now", video=whole),
+        see("See # now", video=(whole, {"fps": 0.01, "do_sample_frames": False})),
+        see("See # and @ then ok", video=[short], image=IMAGE),
+        see("@# what", video=(short, {"fps": 4.0}), image=IMAGE),
+        "only text, and some more of it",
+        see("##", video=[short, whole[1:]]),
+        see("A picture @", image=IMAGE),
+    ]
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory.mktemp("models") / request.param)
@@ -139,6 +169,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     params=[
         *("qwen2_audio", "qwen3_vl"),
         *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
+        *map(slow, ("gemma4", "gemma4, videos")),
     ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
@@ -165,7 +196,9 @@ def test_no_bit_depends_on_chunks_caches_preemption_and_threads(
 ) -> None:
     monkeypatch.setattr(loading, "MOST_EMBEDS", 0)  # the smallest encoder cache
     first: list[Any] | None = None
+    few = {"num_gpu_blocks_override": FEW_BLOCKS.get(some_subject.directory.name, 15)}
     for name, options in SETTINGS.items():
+        options = options | (few if name == "few blocks" else {})
         with LLM(str(some_subject.directory), **BASE | {"dtype": "float32"} | options) as llm:
             prompts = some_subject.prompts(llm)
             found = [said(output) for output in generate(llm, prompts)]
@@ -189,3 +222,21 @@ def test_an_engine_process_and_coroutines_give_the_same(some_subject: Subject) -
         llm.reset_prefix_cache()
         assert [said(output) for output in generate(llm, prompts)] == expected
         assert llm.get_metrics()["item_hits"] > before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 130}], ids=["whole", "chunks"])
+def test_images_sounds_and_videos_share_a_prompt(options: dict[str, Any], tmp_path: Path) -> None:
+    model = audio_models.make_gemma4(tmp_path)
+    data = {"image": IMAGE, "audio": SOUNDS[1], "video": VIDEOS[0][:2]}
+    text = "See <|image|> and hear <|audio|> then <|video|> so"
+    with LLM(str(tmp_path), **BASE | options) as llm:
+        prompt = {"prompt": text, "multi_modal_data": data}
+        (output,) = generate(llm, [prompt])
+        (prepared,) = llm.front_end.prepare([prompt], SamplingParams(max_tokens=2))
+    items = [each for each in prepared.submitted.items if each.modality != "audio"]
+    sounds = audio_models.audio_inputs([SOUNDS[1]], "gemma4")
+    expected = video_models.reference_tokens(
+        model, output.prompt_token_ids, items, MAX_TOKENS, **sounds
+    )
+    assert list(output.outputs[0].token_ids) == expected

@@ -15,7 +15,7 @@ from PIL import Image
 from support.determinism import said
 from support.image_llms import prepared_of
 from support.variants import slow
-from support.vision_models import make_vision_model, reference_tokens
+from support.vision_models import make_vision_model, reference_tokens, silence_marks
 
 from shmllm import LLM, EngineStartError, RequestOutput, SamplingParams
 from shmllm.models.weight_names import tower_name
@@ -69,6 +69,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "qwen3_5",
         "qwen3_5_moe",
         "gemma3",
+        "gemma4-large",
         "glm4v",
         "glm4v_moe",
         "qwen2_vl",
@@ -152,7 +153,7 @@ def test_two_stages_have_the_bits_of_one_process(subject: Subject) -> None:
         assert [said(each) for each in generate(llm)] == [said(each) for each in outputs]
 
 
-@pytest.mark.parametrize("subject", ["qwen3_vl", "gemma3"], indirect=True)
+@pytest.mark.parametrize("subject", ["qwen3_vl", "gemma3", "gemma4-large"], indirect=True)
 @pytest.mark.slow
 def test_ranks_and_stages_sleep_and_get_new_weights(subject: Subject) -> None:
     """Embeddings of an image are those of the weights that the tower has, in all processes."""
@@ -161,6 +162,7 @@ def test_ranks_and_stages_sleep_and_get_new_weights(subject: Subject) -> None:
     with torch.no_grad():
         for weight in other.parameters():
             weight.copy_(weight.flip(0))
+    silence_marks(other)
     for options in (RANKS, STAGES):
         with LLM(subject.directory, **options) as llm:
             first = tokens_of(generate(llm))

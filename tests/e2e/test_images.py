@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "large blocks": {"block_size": 64},
 }
-FEW_BLOCKS = {"gemma3": 24, "llama4": 27}
+FEW_BLOCKS = {"gemma3": 24, "gemma4": 37, "gemma4-large": 37, "llama4": 27}
 """The size of a pool that has room for about two prompts."""
 
 
@@ -124,6 +124,13 @@ def test_greedy_tokens_of_other_language_models_are_those_of_transformers(
     test_greedy_tokens_are_those_of_transformers(
         make("mistral3", tmp_path_factory, **text), pictures
     )
+
+
+@pytest.mark.slow
+def test_tokens_of_images_may_be_causal(pictures: list[Any], tmp_path_factory: Any) -> None:
+    """As in Gemma 4's small models."""
+    text = {"use_bidirectional_attention": None}
+    test_greedy_tokens_are_those_of_transformers(make("gemma4", tmp_path_factory, **text), pictures)
 
 
 def test_no_bit_depends_on_chunks_caches_and_preemption(

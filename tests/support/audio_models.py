@@ -13,8 +13,9 @@ import torch
 import transformers
 from support.one_thread import one_thread
 from support.vision_families import TEXT
-from support.vision_models import draw_weights, tokenizer_with
+from support.vision_models import draw_weights, make_vision_model, tokenizer_with
 from torch import Tensor
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
 RATE = 16000
@@ -56,6 +57,16 @@ AUDIO_FAMILIES = {
         {"encoder_ffn_dim": 96},
         *("[BEGIN_AUDIO]", "[AUDIO]", ""),
     ),
+}
+GEMMA4_AUDIO_MELS = 16
+GEMMA4_AUDIO: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [GEMMA4_AUDIO_MELS, 6],
+    "attention_chunk_size": 4,
+    "attention_context_left": 5,
+    "output_proj_dims": 48,
 }
 TEMPLATE = (
     "{% set number = namespace(value=0) %}{% for message in messages %}"
@@ -119,8 +130,29 @@ def make_audio_model(
     return model
 
 
+def make_gemma4(directory: Path, audio: dict[str, Any] | None = None, **text: Any) -> Any:
+    """A random float32 Gemma 4 of transformers' in `directory`, which sees images, too.
+
+    Args:
+        directory: where its files are written to.
+        audio: further fields of config.json's ``audio_config``.
+        text: further fields of its ``text_config``.
+    """
+    text = {"use_bidirectional_attention": None} | text
+    outer = {"audio_config": GEMMA4_AUDIO | (audio or {})}
+    model = make_vision_model("gemma4", directory, outer=outer, **text)
+    settings = {"feature_extractor": json.loads(gemma4_extractor().to_json_string())}
+    (directory / "processor_config.json").write_text(json.dumps(settings))
+    return model
+
+
+def gemma4_extractor(**settings: Any) -> Any:
+    """transformers' feature extractor of that model."""
+    return Gemma4AudioFeatureExtractor(**{"feature_size": GEMMA4_AUDIO_MELS} | settings)
+
+
 def extractor() -> Any:
-    """transformers' feature extractor of the model."""
+    """transformers' feature extractor of Qwen2-Audio."""
     return transformers.WhisperFeatureExtractor(
         feature_size=AUDIO["num_mel_bins"], chunk_length=SECONDS
     )
@@ -137,6 +169,8 @@ def audio_inputs(
     """
     if model == "voxtral":
         return {"input_features": _parts_of(sounds)}
+    if model == "gemma4":
+        return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
     found = extractor()(
         list(sounds), sampling_rate=RATE, return_attention_mask=True, return_tensors="pt"
     )
@@ -158,6 +192,20 @@ def _parts_of(sounds: Sequence[npt.NDArray[np.float32]]) -> Tensor:
 
 @one_thread()
 @torch.inference_mode()
+def gemma4_embeddings(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """transformers' embeddings of one sound.
+
+    Args:
+        model: what `make_gemma4` returned.
+        inputs: what `audio_inputs` returned.
+    """
+    found = model.model.get_audio_features(**inputs, return_dict=True)
+    embeddings: Tensor = found.pooler_output[found.attention_mask]
+    return embeddings
+
+
+@one_thread()
+@torch.inference_mode()
 def reference_tokens(
     model: Any,
     token_ids: Sequence[int],
@@ -167,7 +215,7 @@ def reference_tokens(
     """transformers' greedy tokens; nothing but their number ends them.
 
     Args:
-        model: what `make_audio_model` returned.
+        model: what `make_audio_model` or `make_gemma4` returned.
         token_ids: the prompt, with as many audio tokens as there are embeddings.
         sounds: its sounds, with RATE samples a second.
         max_new_tokens: how many.

@@ -1,4 +1,4 @@
-"""transformers' greedy tokens for prompts with images and videos of Qwen-VL and GLM."""
+"""transformers' greedy tokens for prompts with images and videos of Qwen-VL, GLM and Gemma 4."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def patches_of_frames(model: Any, frames: npt.NDArray[np.uint8]) -> tuple[Tensor
 @one_thread()
 @torch.inference_mode()
 def reference_tokens(
-    model: Any, token_ids: Sequence[int], items: Sequence[Item], max_new_tokens: int = 12
+    model: Any,
+    token_ids: Sequence[int],
+    items: Sequence[Item],
+    max_new_tokens: int = 12,
+    **sounds: Tensor,
 ) -> list[int]:
     """transformers' greedy tokens; nothing but their number ends them.
 
@@ -48,14 +52,20 @@ def reference_tokens(
         token_ids: the expanded prompt.
         items: its images and videos, in order.
         max_new_tokens: how many.
+        sounds: what the model takes for sounds.
     """
     ids = torch.tensor([list(token_ids)])
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {**sounds}
     images = [item for item in items if item.modality == "image"]
     videos = [item for item in items if item.modality == "video"]
     if images:
         inputs |= joined_inputs(model.vision_family, images)
-    if videos:
+    if videos and model.vision_family == "gemma4":
+        frames = joined_inputs(model.vision_family, videos)
+        inputs["pixel_values_videos"] = frames["pixel_values"]
+        inputs["video_position_ids"] = frames["image_position_ids"]
+        inputs["num_frames_per_video"] = torch.tensor([item.grid[0] for item in videos])
+    elif videos:
         found = [patches_of_frames(model, item.data) for item in videos]
         inputs["pixel_values_videos"] = torch.cat([patches for patches, _ in found])
         inputs["video_grid_thw"] = torch.tensor([grid for _, grid in found])

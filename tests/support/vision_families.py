@@ -249,6 +249,55 @@ def _glm(model: str, text: dict[str, Any]) -> VisionFamily:
     )
 
 
+def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> VisionFamily:
+    return VisionFamily(
+        model="Gemma4",
+        text=TEXT
+        | {"head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "pad_token_id": 9}
+        | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
+        | {"num_hidden_layers": 4, "num_kv_shared_layers": 2}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+        | text,
+        vision={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 160,
+            "use_clipped_linears": True,
+        }
+        | vision,
+        outer={},
+        marks=(
+            *("<turn|>", "<|turn>", "<|image|>", "<|image>", "<image|>"),
+            *("<|audio|>", "<|audio>", "<audio|>", "<|video|>"),
+        ),
+        image="<|image|>",
+        ids={
+            "image_token_id": "<|image|>",
+            "boi_token_id": "<|image>",
+            "eoi_token_id": "<image|>",
+            "audio_token_id": "<|audio|>",
+            "video_token_id": "<|video|>",
+        },
+        chat="<|image|>",
+        processor=("Gemma4", "gemma4"),
+        settings={
+            "do_normalize": False,
+            "image_mean": [0.0] * 3,
+            "image_std": [1.0] * 3,
+            "resample": BICUBIC,
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "max_soft_tokens": 70,
+        },
+    )
+
+
 FAMILIES = {
     "llava": _llava(
         CLIP,
@@ -487,5 +536,11 @@ FAMILIES = {
             "size": _SQUARE,
             "image_seq_length": 16,
         },
+    ),
+    "gemma4": _gemma4({"use_bidirectional_attention": "vision"}, {"standardize": True}),
+    "gemma4-large": _gemma4(
+        {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0}
+        | {"num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        {"standardize": True, "use_clipped_linears": False},
     ),
 }

@@ -23,7 +23,7 @@ from support.vision_families import FAMILIES, PREPARED, VOCAB_SIZE, VisionFamily
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from shmllm.params.items import Grid
+from shmllm.params.items import MODALITIES, Grid
 
 FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
@@ -71,9 +71,11 @@ def make_vision_model(
     )
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
     draw_weights(model, 0.0 if name == "gemma3" else 1.0)
+    draw_buffers(model)
+    model.vision_family = name
+    silence_marks(model)
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
-    model.vision_family = name
     tokenizer.save(str(directory / "tokenizer.json"))
     _write(directory / "generation_config.json", {"eos_token_id": end})
     _write(directory / "tokenizer_config.json", _tokenizer_config(family))
@@ -149,7 +151,7 @@ def pixel_inputs(
     pixels = found["pixel_values"]
     if pixels.dim() == 5:  # one image of several tiles instead of several images
         found["pixel_values"] = pixels.transpose(0, 1)
-    used = ("pixel_values", "image_grid_thw", "image_sizes")
+    used = ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids")
     return {key: value for key, value in found.items() if key in used}
 
 
@@ -172,6 +174,7 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).float()
         factors = (torch.from_numpy(each)[:, None, None] * 255 for each in (mean, std))
         return pixels.sub(next(factors)).div(next(factors))
+    # Gemma 4's are not normalised: its mean is 0 and its standard deviation 1.
     scaled = (tiles * PREPARED["rescale_factor"]).astype(np.float32)
     return torch.from_numpy(((scaled - mean) / std).transpose(0, 3, 1, 2))
 
@@ -220,7 +223,7 @@ def reference_tokens(
     inputs = joined_inputs(model.vision_family, images) if images else {}
     ids = torch.tensor([list(token_ids)])
     is_image = (ids == image_token(model)).long()
-    if model.vision_family.startswith(("glm4", "qwen")):
+    if model.vision_family.startswith(("gemma4", "glm4", "qwen")):
         inputs["mm_token_type_ids"] = is_image
     elif model.vision_family == "gemma3":
         inputs["token_type_ids"] = is_image
@@ -279,7 +282,28 @@ def draw_weights(model: torch.nn.Module, norms: float) -> None:
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             tower = "language_model" not in name and "text_model" not in name
             mean = 1.0 if is_norm and tower and "soft_emb" not in name else norms
+            if tower and name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")):
+                mean = 0.5  # Gemma 4's tower does not scale its scores
             parameter.normal_(mean if is_norm else 0.0, 0.2 if is_norm else 0.12)
+
+
+def silence_marks(model: Any) -> None:
+    """Lets Gemma 4 generate no mark of an item, which transformers would read as padding."""
+    if model.vision_family.startswith("gemma4"):
+        marks = [getattr(model.config, f"{kind}_token_id") for kind in MODALITIES]
+        with torch.no_grad():
+            model.lm_head.weight[marks] = 0
+
+
+def draw_buffers(model: torch.nn.Module) -> None:
+    """Draws what Gemma 4's towers have beside parameters: bounds, a shift and a scale."""
+    drawn = {"put_min": (-2.5, 0.3), "put_max": (2.5, 0.3)}
+    drawn |= {"std_bias": (0.0, 0.5), "std_scale": (1.0, 0.3)}
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            for end, (mean, deviation) in drawn.items():
+                if name.endswith(end):
+                    buffer.normal_(mean, deviation)
 
 
 def tokenizer_with(marks_of_family: Sequence[str], first_mark: int = FIRST_MARK) -> Tokenizer:
@@ -301,12 +325,15 @@ def tokenizer_with(marks_of_family: Sequence[str], first_mark: int = FIRST_MARK)
 def _tokenizer_config(family: VisionFamily) -> dict[str, Any]:
     end, begin = family.marks[:2]
     video = family.chat.replace("image", "video")
+    if "<|video|>" in family.marks:
+        video = family.chat.replace("<|image|>", "<|video|>")
     template = (
         f"{{% for message in messages %}}{begin}{{{{ message['role'] }}}}\n"
         "{% if message['content'] is string %}{{ message['content'] }}"
         "{% else %}{% for part in message['content'] %}"
         f"{{% if part['type'] == 'image' %}}{{{{ '{family.chat}' }}}}"
         f"{{% elif part['type'] == 'video' %}}{{{{ '{video}' }}}}"
+        "{% elif part['type'] == 'audio' %}{{ '<|audio|>' }}"
         "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
         f"{end}\n{{% endfor %}}"
         f"{{% if add_generation_prompt %}}{begin}assistant\n{{% endif %}}"

@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shmllm.formats.audio_settings import FRAMES_BEHIND, AudioSettings
+from shmllm.formats.audio_settings import FRAMES_BEHIND, WhisperSettings
+from shmllm.frontend.audio.filters import triangles
 
 _HIGHEST = 8000.0
 """Hertz: up to where the filters reach."""
@@ -20,12 +21,7 @@ _RANGE = 8.0
 """By how many powers of ten the loudest feature may exceed the others."""
 
 
-def count_frames(num_samples: int, settings: AudioSettings) -> int:
-    """The number of frames that begin inside a sound."""
-    return -(-num_samples // settings.hop)
-
-
-def log_mel(samples: NDArray[np.float32], settings: AudioSettings) -> NDArray[np.float32]:
+def log_mel(samples: NDArray[np.float32], settings: WhisperSettings) -> NDArray[np.float32]:
     """Computes features.
 
     Args:
@@ -33,12 +29,12 @@ def log_mel(samples: NDArray[np.float32], settings: AudioSettings) -> NDArray[np
         settings: those of the extractor.
 
     Returns:
-        [frames, num_mels]: `count_frames` and FRAMES_BEHIND, but none behind the last part of
+        [frames, num_mels]: those of the sound and FRAMES_BEHIND, but none behind the last part of
         `settings.most_frames`.
     """
     most, window = settings.most_frames, settings.window
     num_parts = -(-len(samples) // settings.most_samples)
-    count = min(count_frames(len(samples), settings) + FRAMES_BEHIND, num_parts * most)
+    count = min(settings.count_frames(len(samples)) + FRAMES_BEHIND, num_parts * most)
     whole = np.zeros(num_parts * settings.most_samples, np.float32)
     whole[: len(samples)] = samples
     padded = np.pad(whole, window // 2, mode="reflect")
@@ -58,16 +54,12 @@ def _hann(size: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=4)
-def _filters(settings: AudioSettings) -> NDArray[np.float64]:
+def _filters(settings: WhisperSettings) -> NDArray[np.float64]:
     """Triangles over the frequencies of a frame, [window / 2 + 1, num_mels], of equal areas
     (Slaney's Auditory Toolbox, 1998)."""
     frequencies = np.linspace(0, settings.rate // 2, settings.window // 2 + 1)
     corners = _hertz(np.linspace(0, _mel(_HIGHEST), settings.num_mels + 2))
-    widths = np.diff(corners)
-    distances = corners - frequencies[:, None]
-    rising, falling = -distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]
-    triangles = np.maximum(np.minimum(rising, falling), 0)
-    return triangles * (2 / (corners[2:] - corners[:-2]))
+    return triangles(frequencies, corners) * (2 / (corners[2:] - corners[:-2]))
 
 
 _LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0

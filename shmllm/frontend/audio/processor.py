@@ -6,16 +6,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shmllm.errors import RequestError
-from shmllm.formats.audio_settings import AudioSettings, read_audio_settings
+from shmllm.formats.audio_settings import (
+    AudioSettings,
+    Gemma4AudioSettings,
+    WhisperSettings,
+    read_audio_settings,
+)
 from shmllm.formats.processor_files import missing_settings
-from shmllm.frontend.audio.features import count_frames, log_mel
+from shmllm.frontend.audio import features, gemma4_features
 from shmllm.frontend.audio.opening import open_audio
 from shmllm.frontend.audio.resampling import resampled
 from shmllm.frontend.audio.sound import Sound
@@ -24,6 +30,11 @@ from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
 from shmllm.frontend.placeholders.family import AudioPlaceholder
 
 _TRUNCATION = "truncation"
+_LOG_MEL: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] = {
+    WhisperSettings: features.log_mel,
+    Gemma4AudioSettings: gemma4_features.log_mel,
+}
+"""What computes features of samples, by the kind of extractor."""
 
 
 class AudioProcessor(ItemProcessor[Sound]):
@@ -83,25 +94,25 @@ class AudioProcessor(ItemProcessor[Sound]):
             return self._divided(samples)
         if self._fills:
             samples = np.pad(samples, (0, self._settings.most_samples - len(samples)))
-        grid = (count_frames(len(samples), self._settings), 1, 1)
+        grid = (self._settings.count_frames(len(samples)), 1, 1)
         count = self._count(grid)
         if not count:
             raise RequestError(
                 f"{name} is too short: it has {len(samples)} samples at {self._settings.rate} Hz"
             )
-        features = log_mel(samples, self._settings)
-        features.flags.writeable = False
-        return PreparedItem(features, grid, count)
+        found = _LOG_MEL[type(self._settings)](samples, self._settings)
+        found.flags.writeable = False
+        return PreparedItem(found, grid, count)
 
     def _divided(self, samples: Any) -> PreparedItem:
         """All parts of a sound, the last one with silence behind the end."""
         settings = self._settings
-        features = log_mel(
-            np.pad(samples, (0, -len(samples) % settings.most_samples)), settings
-        ).reshape(-1, settings.most_frames, settings.num_mels)
-        features.flags.writeable = False
+        padded = np.pad(samples, (0, -len(samples) % settings.most_samples))
+        found = _LOG_MEL[type(settings)](padded, settings)
+        found = found.reshape(-1, settings.most_frames, settings.num_mels)
+        found.flags.writeable = False
         grid = (settings.most_frames, 1, 1)
-        parts = [PreparedItem(part, grid, self._count(grid)) for part in features]
+        parts = [PreparedItem(part, grid, self._count(grid)) for part in found]
         return PreparedItem.of_parts(parts, (len(parts), 1, 1))
 
     def _heard(self, sound: Sound, overrides: Mapping[str, Any], name: str) -> Any:

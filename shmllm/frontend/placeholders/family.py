@@ -59,6 +59,11 @@ class Placeholder(ABC):
         in common with this one."""
         return ids
 
+    @classmethod
+    def is_taken(cls, config: Config) -> bool:
+        """Whether a model of the architecture takes such items, by its config.json."""
+        return True
+
     @abstractmethod
     def count(self, grid: Grid) -> int:
         """The number of embeddings of an item."""

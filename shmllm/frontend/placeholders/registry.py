@@ -13,6 +13,11 @@ from shmllm.frontend.placeholders.aya_vision import (
 )
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
+from shmllm.frontend.placeholders.gemma4 import (
+    Gemma4AudioPlaceholder,
+    Gemma4Placeholder,
+    Gemma4VideoPlaceholder,
+)
 from shmllm.frontend.placeholders.glm4v import (
     Glm4vMoePlaceholder,
     Glm4vMoeVideoPlaceholder,
@@ -64,6 +69,11 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),
     "WhisperForConditionalGeneration": (WhisperPlaceholder,),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),
+    "Gemma4ForConditionalGeneration": (
+        Gemma4Placeholder,
+        Gemma4VideoPlaceholder,
+        Gemma4AudioPlaceholder,
+    ),
 }
 """One for each modality that the architecture takes."""
 
@@ -90,7 +100,7 @@ def placeholders_of_model(
         return {}
     found = Config(config, str(directory / "config.json"))
     texts = _special_texts(directory / PROCESSOR) | _special_texts(directory / _TOKENIZER)
-    return {family.modality: family.of(found, texts) for family in families}
+    return {each.modality: each.of(found, texts) for each in families if each.is_taken(found)}
 
 
 def _special_texts(path: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shmllm.formats.audio_settings import FRAMES_BEHIND
 from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.specs import Grid
 
@@ -42,16 +43,99 @@ class WhisperTower:
         return self.hidden_size * (of_layers + of_frames)
 
     @property
+    def most_frames(self) -> int:
+        """The most frames of a sound."""
+        return 2 * self.num_positions
+
+    @property
     def most_activations(self) -> int:
-        """About the most numbers of a position that are in memory at a time: an activation of the
-        MLP has up to four tensors, a layer three of the stream; the convolutions have windows of
-        three frames, and two frames for each position."""
+        """About the most numbers of a frame that are in memory at a time, and a position has two:
+        an activation of the MLP has up to four tensors, a layer three of the stream; the
+        convolutions have windows of three frames."""
         of_layer = 4 * self.inner + 3 * self.hidden_size
-        return max(of_layer, 2 * 3 * self.num_mels + 8 * self.hidden_size)
+        return max(of_layer, 2 * 3 * self.num_mels + 8 * self.hidden_size) // 2
 
     def num_embeddings(self, frames: int) -> int:
         """Returns how many embeddings a sound has."""
         return num_positions(frames) // 2
+
+    def num_inputs(self, frames: int) -> int:
+        """Returns how many frames the tower reads of a sound: perhaps some behind its end."""
+        return min(frames + FRAMES_BEHIND, self.most_frames)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4AudioTower:
+    """Convolutions, layers of a conformer (Gulati et al., 2020), two projections, and a norm
+    between them.
+
+    Attributes:
+        hidden_size: the width of the stream.
+        num_layers: the number of layers.
+        num_heads: the number of heads.
+        activation: the activation of MLPs and of the layers' convolutions.
+        channels: the widths of the results of the two convolutions in front.
+        kernel: the length of the layers' convolutions, in positions.
+        chunk: half of the number of distances that have an embedding is that of the positions of a
+            chunk and of what its positions attend to.
+        before: a position attends to its own and those before it, together one less.
+        behind: it attends to one less than these behind it; 0: to none.
+        cap: scores become ``cap * tanh(score / cap)``.
+        residual_scale: the factor of what MLPs add to the stream.
+        bound: the bound of the stream's numbers on both sides.
+        eps: of the norms of convolutions, and of that between the last projections.
+        clips: whether projections have bounds of their inputs and outputs.
+        adapted: the width of the first projection's outputs.
+        most_frames: the most frames of a sound.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    activation: VisionActivation
+    channels: tuple[int, int]
+    kernel: int
+    chunk: int
+    before: int
+    behind: int
+    cap: float
+    residual_scale: float
+    bound: float
+    eps: float
+    clips: bool
+    adapted: int
+    most_frames: int
+
+    @property
+    def num_mels(self) -> int:
+        """The number of features of a frame."""
+        return 4 * (self.channels[0] // 4)
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        of_layers = self.num_layers * (24 * self.hidden_size + self.kernel)
+        of_frames = self.num_mels // 4 * self.channels[1] + self.adapted
+        return self.hidden_size * (of_layers + of_frames) + 9 * self.channels[0] * self.channels[1]
+
+    @property
+    def most_activations(self) -> int:
+        """About the most numbers of a frame that are in memory at a time, and a position has four:
+        the second convolution has windows of nine results of the first one for each four features,
+        and two copies of these, a layer keys and values for each position that another one attends
+        to, of two numbers."""
+        of_convolutions = self.channels[0] * self.num_mels * (9 / 16 + 5 / 8)
+        window = self.before + max(self.behind - 1, 0)
+        of_layer = max(2 * 2 * window, 16) + 12
+        return max(int(of_convolutions), of_layer * self.hidden_size // 4)
+
+    def num_embeddings(self, frames: int) -> int:
+        """Returns how many embeddings a sound has."""
+        return num_positions(num_positions(frames))
+
+    def num_inputs(self, frames: int) -> int:
+        """Returns how many frames the tower reads of a sound."""
+        return frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,23 +194,13 @@ class AudioSpec:
     """
 
     token: int | None
-    tower: WhisperTower
+    tower: WhisperTower | Gemma4AudioTower
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings a sound has."""
         return self.tower.num_embeddings(grid[0])
 
-    @property
-    def most_frames(self) -> int:
-        """The most frames of a sound."""
-        return 2 * self.tower.num_positions
-
-    @property
-    def num_mels(self) -> int:
-        """The number of features of a frame."""
-        return self.tower.num_mels
-
 
 def num_positions(frames: int) -> int:
-    """Returns the number of positions of a sound in the encoder."""
+    """Returns the number of positions behind a convolution that reads every other frame."""
     return (frames + 1) // 2

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shmllm.formats.audio_settings import FRAMES_BEHIND
 from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Dense, Tower, attend
@@ -46,7 +45,7 @@ class WhisperEncoder(Tower):
             grid: (frames of the sound, 1, 1).
         """
         spec, frames = self._spec, grid[0]
-        expected = min(frames + FRAMES_BEHIND, 2 * spec.num_positions), spec.num_mels
+        expected = spec.num_inputs(frames), spec.num_mels
         if inputs.shape != expected:
             raise ValueError(f"{frames} frames are {list(expected)}, not {list(inputs.shape)}")
         count = num_positions(frames)

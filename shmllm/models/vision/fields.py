@@ -152,13 +152,13 @@ def read_feature_layer(whole: Fields, num_layers: int, default: int) -> int:
     return chosen
 
 
-def read_theta(vision: Fields) -> float:
+def read_theta(vision: Fields, default: float = 10_000.0) -> float:
     """Returns the base of the wavelengths of rotations by rows and columns. Older files call these
     "default", or have the base beside ``rope_parameters``."""
     rope = Fields(vision.table("rope_parameters"), f"{vision.where}: rope_parameters")
     if (kind := rope.text("rope_type", "axial")) not in ("axial", "default"):
         raise rope.error(f"rope type {kind!r} is not supported; supported: axial")
-    return rope.number("rope_theta", vision.number("rope_theta", 10_000.0))
+    return rope.number("rope_theta", vision.number("rope_theta", default))
 
 
 def check_rotated_heads(vision: Fields, head_dim: int) -> None:

@@ -12,6 +12,7 @@ from math import prod
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 from shmllm.models.vision.squares_specs import (
+    Gemma4Tower,
     Glm4vTower,
     Lfm2VlTower,
     PixtralTower,
@@ -193,6 +194,7 @@ TowerSpec = (
     | PixtralTower
     | Glm4vTower
     | Lfm2VlTower
+    | Gemma4Tower
 )
 
 
@@ -231,7 +233,7 @@ class VisionSpec:
         num_levels: how many further levels an embedding has: level i is added to the residual
             stream behind layer i. A row of the tower's result is ``(1 + num_levels) * hidden_size``
             wide, the embedding first.
-        both_ways: whether the tokens of an image attend to all of it, in all layers.
+        both_ways: whether the tokens of an image attend to all of it, in some layers at least.
         merge_size: the number of patches that an embedding stands for in each direction, of
             images of any size; 0: tiles have one size.
         has_axes: whether positions have three axes; otherwise those of images count on like those
@@ -250,8 +252,8 @@ class VisionSpec:
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings an image has; 0: there is no such image."""
-        if self.merge_size:
-            return prod(grid) // self.merge_size**2
+        if isinstance(self.tower, SquaresTower):
+            return prod(grid) // self.merge_size**2 if self.tower.takes(*grid[1:]) else 0
         if isinstance(self.tower, LlavaNextTower):
             joined = self.tower.joined(grid)
             return self.tile_embeddings + joined.num_embeddings if joined else 0
@@ -270,6 +272,21 @@ class VisionSpec:
         if isinstance(tower, SquaresTower):
             return tower.most_activations
         return tower.encoder.most_activations
+
+    @property
+    def most_patches(self) -> int:
+        """The most patches of a tile, or of an image of any size; 0: there is no bound."""
+        if isinstance(self.tower, SquaresTower):
+            return self.tower.most_patches
+        return (self.tile_size // self.patch_size) ** 2
+
+    @property
+    def longest_span(self) -> int:
+        """The most embeddings in a row that one step has to compute, because each is attended to by
+        those before it; 0: none are."""
+        if not self.both_ways:
+            return 0
+        return self.tile_embeddings or self.most_patches // self.merge_size**2
 
     @property
     def tile_size(self) -> int:

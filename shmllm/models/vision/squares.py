@@ -30,6 +30,19 @@ def in_squares(x: Tensor, size: int) -> Tensor:
     return squares.transpose(1, 2).flatten(0, 3)
 
 
+def places_in_squares(grid: Grid, size: int, device: torch.device) -> Tensor:
+    """Returns the row and the column of each patch, [patches, 2], square by square.
+
+    Args:
+        grid: the shape of the image.
+        size: the side of a square.
+        device: where the tensor is.
+    """
+    _, rows, columns = grid
+    axes = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    return in_squares(torch.stack(torch.meshgrid(*axes, indexing="ij"), -1), size)
+
+
 def patches_in_squares(pixels: Tensor, grid: Grid, spec: SquaresTower) -> Tensor:
     """Returns an image's patches, [patches, 3, frames, size, size], square by square.
 
@@ -82,18 +95,12 @@ class Rotation:
     def __init__(
         self, grid: Grid, spec: RotatedTower, device: torch.device, *, alternating: bool = False
     ) -> None:
-        _, rows, columns = grid
         half = spec.hidden_size // spec.num_heads // 2
         exponents = torch.arange(half, dtype=torch.float32, device=device) / half
         of_rows, of_columns = exponents[::2], exponents[int(alternating) :: 2]
         frequencies = 1.0 / spec.theta ** torch.stack([of_rows, of_columns])
-        places = torch.stack(
-            torch.meshgrid(
-                torch.arange(rows, device=device), torch.arange(columns, device=device),
-                indexing="ij",
-            ), -1,
-        )  # fmt: skip
-        angles = in_squares(places, spec.merge_size)[..., None].float() * frequencies
+        places = places_in_squares(grid, spec.merge_size, device)
+        angles = places[..., None].float() * frequencies
         angles = angles.flatten(1)[:, None]
         self._cos, self._sin = angles.cos(), angles.sin()
 

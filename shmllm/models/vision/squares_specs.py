@@ -27,6 +27,8 @@ class SquaresTower:
         merge_size: the side of a square, in patches.
         activation: the activation of the MLPs.
         num_frames: how often a patch of an image is repeated: that many frames make one.
+        most_patches: the most patches of an image, and of a frame; 0: there is no bound.
+        longest_side: the most patches in a row and in a column; 0: there is no bound.
     """
 
     hidden_size: int
@@ -37,6 +39,13 @@ class SquaresTower:
     merge_size: int
     activation: VisionActivation
     num_frames: int = 1
+    most_patches: int = 0
+    longest_side: int = 0
+
+    def takes(self, rows: int, columns: int) -> bool:
+        """Returns whether images may have so many patches, as far as the tower has bounds."""
+        few = not self.most_patches or rows * columns <= self.most_patches
+        return few and (not self.longest_side or max(rows, columns) <= self.longest_side)
 
     @property
     def num_elements(self) -> int:
@@ -172,3 +181,30 @@ class Lfm2VlTower(SquaresTower):
         of_patches = 3 * self.patch_size**2 + self.num_positions
         of_squares = self.merge_size**2 * self.projector_inner
         return self.hidden_size * (of_layers + of_patches + of_squares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4Tower(RotatedTower):
+    """Norms on both sides of attention and MLP, means of squares, a norm and a projection. It has a
+    table of positions for columns and one for rows, of `longest_side` each.
+
+    Attributes:
+        num_kv_heads: the number of key heads, and of value heads.
+        head_dim: the width of a head.
+        eps: of all norms.
+        clips: whether projections have bounds of their inputs and outputs.
+        standardizes: whether means are shifted and scaled by weights.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    clips: bool
+    standardizes: bool
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without those behind the encoder."""
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        of_layers = self.num_layers * (heads + 3 * self.inner)
+        return self.hidden_size * (of_layers + 3 * self.patch_size**2 + 2 * self.longest_side)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
@@ -32,6 +33,7 @@ from shmllm.formats.image_settings import pixel_table, read_image_settings, sett
 PROCESSORS = [
     CLIPImageProcessorPil,
     Gemma3ImageProcessorPil,
+    Gemma4ImageProcessorPil,
     Glm4vImageProcessorPil,
     Glm46VImageProcessorPil,
     GotOcr2ImageProcessorPil,

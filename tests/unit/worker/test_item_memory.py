@@ -250,6 +250,30 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "patch_size": 14,
         },
     },
+    "Gemma4": {
+        "model_type": "gemma4",
+        "text_config": {
+            "model_type": "gemma4_text",
+            "vocab_size": 262144,
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 72,
+            "standardize": True,
+        },
+    },
     "SmolVLM": {
         "model_type": "smolvlm",
         "image_token_id": 49190,
@@ -276,7 +300,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
 LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Aya Vision 8B, Command A Vision, LFM2-VL-1.6B, Gemma 3
-4B and SmolVLM (2B), with fewer layers of text."""
+4B, Gemma 4 31B and SmolVLM (2B), with fewer layers of text."""
 
 
 class Allocations(TorchDispatchMode):
@@ -329,6 +353,8 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
     most = min(length, 16_384)
     if vision.merge_size:
         rows = 2 * int(most**0.5)
+        if vision.most_patches:
+            rows = int(vision.most_patches**0.5) // vision.merge_size * vision.merge_size
         grid, size = (1, rows, rows), rows * vision.patch_size
     else:
         grid, size = (1, 1, 1), vision.tile_size
@@ -346,3 +372,30 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
     kept = most * found.shape[1] * found.itemsize
     needed = kept + counted.peak - found.nbytes
     assert needed < item_bytes(config, loaded) < 4 / 3 * needed
+
+
+def test_the_estimate_covers_the_longest_sound(tmp_path: Path) -> None:
+    """As for images, with the tower of Gemma 4 E2B."""
+    content: dict[str, Any] = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 2}
+        | {"vocab_size": 262144, "num_attention_heads": 8, "layer_types": ["full_attention"] * 2},
+        "audio_config": {"model_type": "gemma4_audio"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = ModelConfig.from_directory(tmp_path)
+    assert model.audio is not None
+    config = EngineConfig(LoadConfig(str(tmp_path)), CacheConfig(), SchedulerConfig(64, 2048))
+    loaded: Any = SimpleNamespace(config=model, dtype=torch.bfloat16, max_model_len=2048)
+
+    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    tower = make_tower(model.audio, model.hidden_size, Storage(allocate, torch.bfloat16))
+    weights = [each[0] for each in tower.named_weights.values()]
+    frames = model.audio.tower.most_frames
+    with torch.inference_mode(), torch.device("meta"), Allocations(weights) as counted:
+        found = tower(torch.empty((frames, 128)), (frames, 1, 1))
+    assert len(found) == 750
+    kept = 2048 * model.hidden_size * 2
+    assert counted.peak < item_bytes(config, loaded) - kept < 4 / 3 * counted.peak

@@ -11,6 +11,7 @@ from shmllm.frontend.images.rules.clip import ClipRules
 from shmllm.frontend.images.rules.cohere2_vision import Cohere2VisionRules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
+from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
@@ -38,6 +39,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Qwen2VLImageProcessor": Qwen2VLRules,
     "Qwen2_5_VLImageProcessor": Qwen2VLRules,
     "Gemma3ImageProcessor": Gemma3Rules,
+    "Gemma4ImageProcessor": Gemma4Rules,
     "PixtralImageProcessor": PixtralRules,
 }
 """By the names of transformers' classes, without "Fast" and "Pil"."""

@@ -14,7 +14,7 @@ from shmllm.errors import RequestError, nearest
 from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.qwen2_vl import LARGEST_RATIO
-from shmllm.frontend.images.rules.squares import BoundedRules
+from shmllm.frontend.images.rules.squares import BoundedRules, SquaresRules
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 2.0**20
 """The bounds of the frames of a second. Times of frames are finite between them."""
@@ -34,16 +34,16 @@ class VideoRules(ABC):
     Attributes:
         FRAMES: the class of `of_frames`.
         OVERRIDES: the fields that a request may change.
-        of_frames: how frames are resized: the bounds are those of one frame, or of all.
+        of_frames: how frames are resized.
         frames_at_once: how many frames become one of the grid.
         samples: whether frames are chosen of those that a user gives with their rate.
         rate: how many frames of a second are used, and what frames without a rate have.
     """
 
-    FRAMES: ClassVar[type[BoundedRules]]
+    FRAMES: ClassVar[type[SquaresRules]]
     OVERRIDES: ClassVar[frozenset[str]]
 
-    of_frames: BoundedRules
+    of_frames: SquaresRules
     frames_at_once: int
     samples: bool
     rate: float
@@ -116,8 +116,23 @@ class VideoRules(ABC):
         """
 
 
+def read_count(options: Options, changes: Mapping[str, Any]) -> int | None:
+    """How many frames are used; None: as a rate says.
+
+    Raises:
+        RequestError: a request says both.
+    """
+    has_rate = changes.get("fps") is not None
+    if has_rate and changes.get("num_frames") is not None:
+        raise RequestError("'fps' and 'num_frames' exclude each other", parameter="fps")
+    has_count = options.values.get("num_frames") is not None and not has_rate
+    return options.count("num_frames") if has_count else None
+
+
 class BoundedTogether(VideoRules):
     """The bounds of pixels are those of all frames."""
+
+    of_frames: BoundedRules
 
     def size_of(self, width: int, height: int, frames: int) -> tuple[int, int]:
         rules = self.of_frames

@@ -11,7 +11,7 @@ import numpy as np
 
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.squares import BoundedRules
+from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.videos.rules.family import BoundedTogether
 
 _RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
@@ -29,7 +29,7 @@ class Glm4vVideoRules(BoundedTogether):
         longest_s: the seconds of which as many frames are used as of all of a longer video.
     """
 
-    FRAMES: ClassVar[type[BoundedRules]] = Glm4vRules
+    FRAMES: ClassVar[type[SquaresRules]] = Glm4vRules
     OVERRIDES: ClassVar[frozenset[str]] = Glm4vRules.OVERRIDES | {
         *("do_sample_frames", "fps", "max_duration")
     }
@@ -60,7 +60,7 @@ class Glm4vVideoRules(BoundedTogether):
 class Glm46VVideoRules(BoundedTogether):
     """Those of transformers' `Glm46VVideoProcessor`."""
 
-    FRAMES: ClassVar[type[BoundedRules]] = Glm4vRules
+    FRAMES: ClassVar[type[SquaresRules]] = Glm4vRules
     OVERRIDES: ClassVar[frozenset[str]] = Glm4vRules.OVERRIDES | {"do_sample_frames"}
 
     @classmethod

@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from shmllm.errors import RequestError
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
-from shmllm.frontend.images.rules.squares import BoundedRules
-from shmllm.frontend.videos.rules.family import BoundedTogether, VideoRules
+from shmllm.frontend.images.rules.squares import SquaresRules
+from shmllm.frontend.videos.rules.family import BoundedTogether, VideoRules, read_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class QwenVideoRules(VideoRules):
         fewest, most: the bounds of that number.
     """
 
-    FRAMES: ClassVar[type[BoundedRules]] = Qwen2VLRules
+    FRAMES: ClassVar[type[SquaresRules]] = Qwen2VLRules
     OVERRIDES: ClassVar[frozenset[str]] = Qwen2VLRules.OVERRIDES | {
         *("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames")
     }
@@ -35,12 +34,8 @@ class QwenVideoRules(VideoRules):
 
     @classmethod
     def _further(cls, options: Options, changes: Mapping[str, Any]) -> dict[str, Any]:
-        has_rate = changes.get("fps") is not None
-        if has_rate and changes.get("num_frames") is not None:
-            raise RequestError("'fps' and 'num_frames' exclude each other", parameter="fps")
-        has_count = options.values.get("num_frames") is not None and not has_rate
         return {
-            "count": options.count("num_frames") if has_count else None,
+            "count": read_count(options, changes),
             "fewest": options.count("min_frames"),
             "most": options.count("max_frames"),
         }

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor
 
-from shmllm.formats.audio_settings import FRAMES_BEHIND, AudioSettings
-from shmllm.frontend.audio.features import count_frames, log_mel
+from shmllm.formats.audio_settings import FRAMES_BEHIND, WhisperSettings
+from shmllm.frontend.audio.features import log_mel
 
 SETTINGS = {
-    name: AudioSettings(rate=16000, num_mels=mels, hop=160, window=400, most_seconds=seconds)
+    name: WhisperSettings(rate=16000, num_mels=mels, hop=160, window=400, seconds=seconds)
     for name, mels, seconds in (("small", 16, 3), ("whisper", 80, 3), ("large", 128, 3))
 } | {
-    "other frames": AudioSettings(rate=16000, num_mels=20, hop=128, window=512, most_seconds=2),
+    "other frames": WhisperSettings(rate=16000, num_mels=20, hop=128, window=512, seconds=2),
 }
 LENGTHS = [1, 159, 160, 161, 399, 401, 16000, 31999, 47520, 47839, 47999, 48000]
 
 
 @cache
-def extractor(settings: AudioSettings) -> Any:
+def extractor(settings: WhisperSettings) -> Any:
     return WhisperFeatureExtractor(
         feature_size=settings.num_mels,
         sampling_rate=settings.rate,
@@ -39,7 +39,7 @@ def noise(length: int) -> Any:
     return (samples / 3 + np.sin(np.arange(length) * 0.3) / 4).astype(np.float32)
 
 
-def theirs(samples: Any, settings: AudioSettings, with_torch: bool) -> tuple[Any, int]:
+def theirs(samples: Any, settings: WhisperSettings, with_torch: bool) -> tuple[Any, int]:
     """The features of all frames, [frames, mels], and how many are not masked."""
     found = extractor(settings)(
         samples, sampling_rate=settings.rate, return_attention_mask=True, return_tensors="np"
@@ -61,7 +61,7 @@ def test_features_equal_transformers(name: str, length: int) -> None:
     ours = log_mel(samples, settings)
     for with_torch, tolerance in ((False, 1e-6), (True, 1e-4)):
         expected, count = theirs(samples, settings, with_torch)
-        assert count_frames(length, settings) == count
+        assert settings.count_frames(length) == count
         assert ours.shape == (min(count + FRAMES_BEHIND, settings.most_frames), settings.num_mels)
         np.testing.assert_allclose(ours, expected[: len(ours)], rtol=0, atol=tolerance)
     assert ours.dtype == np.float32
@@ -75,14 +75,14 @@ def test_other_settings_equal_transformers(name: str, length: int) -> None:
     samples = noise(length)
     expected, count = theirs(samples, settings, False)
     ours = log_mel(samples, settings)
-    assert count_frames(length, settings) == count
+    assert settings.count_frames(length) == count
     assert len(ours) == min(count + FRAMES_BEHIND, settings.most_frames)
     np.testing.assert_allclose(ours, expected[: len(ours)], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("length", [24001, 479_999, 480_000])
 def test_the_sizes_of_real_models_equal_transformers(length: int) -> None:
-    settings = AudioSettings(rate=16000, num_mels=128, hop=160, window=400, most_seconds=30)
+    settings = WhisperSettings(rate=16000, num_mels=128, hop=160, window=400, seconds=30)
     samples = noise(length)
     expected, count = theirs(samples, settings, False)
     ours = log_mel(samples, settings)

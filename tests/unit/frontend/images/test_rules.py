@@ -13,6 +13,7 @@ from PIL import Image
 from support.variants import slow
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
@@ -72,6 +73,15 @@ PROCESSORS: dict[str, Any] = {
     ),
     "gemma3": Gemma3ImageProcessorPil(),
     "gemma3, crops": Gemma3ImageProcessorPil(**PAN_AND_SCAN),
+    "gemma4": Gemma4ImageProcessorPil(patch_size=4, max_soft_tokens=70),
+    "gemma4, other squares": Gemma4ImageProcessorPil(
+        patch_size=3,
+        max_soft_tokens=140,
+        pooling_kernel_size=2,
+        do_normalize=True,
+        image_mean=[0.4] * 3,
+        image_std=[0.3] * 3,
+    ),
 }
 SIDES = [(1, 1), (1, 90), (90, 1), (2, 3), (200, 1), (13, 14), (28, 28), (64, 64), (64, 128)]
 
@@ -105,6 +115,15 @@ def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) ->
     if "image_grid_thw" in expected:
         assert expected["image_grid_thw"].tolist() == [list(tiles.grid)]
         ours = patches(ours, processor)
+    elif "image_position_ids" in expected:
+        places = expected["image_position_ids"][0]
+        count = int((places[:, 0] >= 0).sum())
+        rows, columns = tiles.grid[1:]
+        assert count == rows * columns
+        assert np.array_equal(places[:count, ::-1], np.indices((rows, columns)).reshape(2, -1).T)
+        size = processor.patch_size
+        split = ours.reshape(3, rows, size, columns, size).transpose(1, 3, 2, 4, 0)
+        ours, theirs = split.reshape(count, -1), theirs[0, :count]
     elif "rows" in expected:
         theirs = theirs[0]
         rows, columns = expected["rows"][0][0], expected["cols"][0][0]
@@ -164,6 +183,8 @@ def test_published_settings_have_the_bits_of_transformers(
         ),
         Idefics3ImageProcessorPil(size={"longest_edge": 5000}, **ROWS),
         Gemma3ImageProcessorPil(size={"height": 896, "width": 896}),
+        Gemma4ImageProcessorPil(),
+        Gemma4ImageProcessorPil(max_soft_tokens=1120),
         PixtralImageProcessorPil(
             size={"longest_edge": 1540}, patch_size={"height": 28, "width": 28}
         ),
@@ -195,6 +216,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("pixtral, two bounds", {"size": {"height": 90, "width": 60}}),
     ("gemma3", PAN_AND_SCAN),
     ("gemma3, crops", {"do_pan_and_scan": False, "size": {"height": 40, "width": 50}}),
+    ("gemma4", {"max_soft_tokens": 560, "resample": 2}),
 ]
 
 
@@ -236,6 +258,20 @@ def test_qwen_without_resizing_takes_whole_squares_of_patches(
     compare(processor, rules.tiles(image), image)
     with pytest.raises(RequestError, match="multiples of 28 pixels, not 56x83"):
         rules.tiles(random_image(56, 83))
+
+
+def test_gemma_4_without_resizing_takes_whole_squares_of_patches(
+    random_image: Callable[..., Image.Image],
+) -> None:
+    processor = Gemma4ImageProcessorPil(do_resize=False, patch_size=4, max_soft_tokens=70)
+    rules = rules_of_model(settings(processor))
+    image = random_image(72, 36)
+    compare(processor, rules.tiles(image), image)
+    assert rules.largest() is None
+    with pytest.raises(RequestError, match="multiples of 12 pixels, not 72x37"):
+        rules.tiles(random_image(72, 37))
+    with pytest.raises(RequestError, match="the image has 1,156 embeddings, more than 1,120"):
+        rules.tiles(random_image(408, 408))
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2, narrow bounds", "qwen3"])
@@ -314,7 +350,7 @@ def test_no_image_has_a_larger_grid_than_the_largest(
     if largest is None:
         assert name == "idefics3, not resized"
         return
-    any_size = name.startswith(("glm4v", "qwen", "pixtral"))
+    any_size = name.startswith(("gemma4", "glm4v", "qwen", "pixtral"))
     draw = random.Random(name)
     sides = [*SIDES, (1, 200), (199, 2), (400, 400)]
     sides += [(draw.randint(1, 150), draw.randint(1, 150)) for _ in range(100)]
@@ -350,6 +386,8 @@ def test_no_image_has_a_larger_grid_than_the_largest(
         ("pixtral", {"patch_size": 14}, "'patch_size' is not supported for PixtralImageProcessor"),
         ("gemma3", {"pan_and_scan_min_ratio_to_activate": 0}, "must be a positive number, not 0"),
         ("gemma3", {"pan_and_scan_max_num_crops": 0.5}, "positive integer, not 0.5"),
+        ("gemma4", {"size": {"height": 3, "width": 3}}, "'size' is not supported for Gemma4Ima"),
+        ("gemma4", {"max_soft_tokens": 71}, "must be one of 70, 140, 280, 560, 1120, not 71"),
     ],
 )
 def test_a_change_that_is_wrong_is_named(name: str, changes: Any, message: str) -> None:

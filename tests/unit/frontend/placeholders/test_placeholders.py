@@ -21,6 +21,7 @@ from PIL import Image
 from transformers import (
     CLIPVisionConfig,
     Gemma3Config,
+    Gemma4Config,
     Glm4vConfig,
     Glm4vMoeConfig,
     Glm46VConfig,
@@ -41,6 +42,9 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
@@ -74,10 +78,12 @@ GEMMA = {
     "eoi_token": "<end_of_image>",
     "image_token": "<image_soft_token>",
 }
+GEMMA4 = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
+GEMMA4 |= {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
 IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
-NAMES += ["mistral3", "mistral3, other tokens", "llava_next", "internvl", "glm4v"]
+NAMES += ["gemma4", "mistral3", "mistral3, other tokens", "llava_next", "internvl", "glm4v"]
 
 
 def without_videos(kind: Any) -> Any:
@@ -198,6 +204,21 @@ def _gemma3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return processor, config.to_dict() | {"architectures": ["Gemma3ForConditionalGeneration"]}
 
 
+def _gemma4(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    tokenizer = tokens([*GEMMA4.values()], **GEMMA4, pad_token="<|audio|>")
+    images = Gemma4ImageProcessorPil(max_soft_tokens=70, patch_size=4)
+    processor = without_videos(Gemma4Processor)(
+        Gemma4AudioFeatureExtractor(), images, tokenizer, None
+    )
+    config = Gemma4Config(
+        vision_config={"patch_size": 4},
+        image_token_id=tokenizer.image_token_id,
+        boi_token_id=tokenizer.boi_token_id,
+        eoi_token_id=tokenizer.eoi_token_id,
+    )
+    return processor, config.to_dict() | {"architectures": ["Gemma4ForConditionalGeneration"]}
+
+
 def _glm4v(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     images = Glm4vImageProcessorPil(size={"shortest_edge": 6272, "longest_edge": 40000})
     processor = without_videos(Glm4vProcessor)(images, tokens(GLM), None)
@@ -244,6 +265,7 @@ MAKERS = {
     "llava_next": _llava_next,
     "idefics3": _idefics3,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "qwen2": _qwen,
     "mistral3": _mistral3,
     "internvl": _internvl,

@@ -69,7 +69,7 @@ def test_files_of_qwen2_audio_are_read(tmp_path: Path) -> None:
     assert (mlp.inner, config.attentions[0].num_kv_heads) == (11008, 32)
     assert config.audio == AudioSpec(token=151646, tower=TOWER)
     assert config.audio.num_embeddings((3000, 1, 1)) == 750
-    assert (config.audio.most_frames, config.audio.num_mels) == (3000, 128)
+    assert (config.audio.tower.most_frames, config.audio.tower.num_mels) == (3000, 128)
     assert config.vision is None
 
 

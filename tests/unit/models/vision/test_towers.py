@@ -30,7 +30,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-SQUARES = ("glm4", "lfm2", "mistral", "qwen")
+SQUARES = ("gemma4", "glm4", "lfm2", "mistral", "qwen")
 ANY_SIZE = tuple(name for name in VISION_FAMILIES if name.startswith(SQUARES))
 JOINED = ("llava_next",)
 """Families whose tiles make up a picture."""
@@ -54,6 +54,8 @@ GRIDS: dict[str, list[Grid]] = {
     "llama4": [(1, 1, 1), (5, 2, 2)],
     "aya_vision": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
+    "gemma4": [(1, 4, 6), (1, 2, 2), (1, 14, 20), (1, 140, 2), (1, 2, 140)],
+    "gemma4-large": [(1, 4, 6)],
 }
 """Images whose windows are whole, cut at one side, at both, and narrower than a window; and tables
 of positions that are larger and smaller than the image."""
@@ -134,6 +136,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "means of a rest": ("gemma3", {"patch_size": 7}, {"mm_tokens_per_image": 16}),
     "one mean": ("gemma3", {}, {"mm_tokens_per_image": 1}),
+    "Gemma 4 with other squares, wavelengths and activations": (
+        "gemma4",
+        {"pooling_kernel_size": 3, "hidden_activation": "silu", "rms_norm_eps": 1e-3}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 9.0}},
+        {},
+    ),
+    "Gemma 4 with other heads": (
+        "gemma4",
+        {"head_dim": 8, "num_attention_heads": 6, "num_key_value_heads": 3, "standardize": False},
+        {},
+    ),
     "larger windows": ("qwen2_5_vl", {"window_size": 84, "fullatt_block_indexes": [2]}, {}),
     "windows everywhere": ("qwen2_5_vl", {"fullatt_block_indexes": []}, {}),
     "other squares and frames": (
@@ -245,6 +258,8 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
     tiles = make_tiles(model.config, grid)
     if "temporal_patch_size" in vision:
         settings: dict[str, Any] = {"merge_size": 1, "temporal_patch_size": 1}
+    elif "pooling_kernel_size" in vision:
+        settings = {"pooling_kernel_size": vision["pooling_kernel_size"]}
     elif name == "idefics3":
         settings = {"max_image_size": {"longest_edge": model.config.vision.tile_size}}
     else:

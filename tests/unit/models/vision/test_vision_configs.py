@@ -16,7 +16,13 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.specs import Gemma3Tower, Idefics3Tower, LlavaTower, VideoSpec, VisionSpec
-from shmllm.models.vision.squares_specs import PixtralTower, Qwen2_5Tower, Qwen2Tower, Qwen3Tower
+from shmllm.models.vision.squares_specs import (
+    Gemma4Tower,
+    PixtralTower,
+    Qwen2_5Tower,
+    Qwen2Tower,
+    Qwen3Tower,
+)
 
 IMAGE_TOKENS = dict.fromkeys(("smolvlm", "idefics3", "llama4", "aya_vision"), 443)
 LLAVA_1_5: dict[str, Any] = {
@@ -270,6 +276,14 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     ("gemma3", OUTER, {"mm_tokens_per_image": 15}, r"mm_tokens_per_image \(15\) is not possible"),
     ("gemma3", OUTER, {"mm_tokens_per_image": 81}, r"mm_tokens_per_image \(81\) is not possible"),
+    ("gemma4", VISION, {"model_type": "gemma3n_vision"}, "supported: gemma4_vision"),
+    ("gemma4", VISION, {"attention_bias": True}, "attention_bias True is not supported"),
+    ("gemma4", VISION, {"num_key_value_heads": 3}, r"\(3\) must divide num_attention_heads \(2\)"),
+    ("gemma4", VISION, {"head_dim": 6}, "heads of 6 elements cannot be rotated by two axes"),
+    ("gemma4", VISION, {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
+    ("gemma4", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
+    ("gemma4", TEXT, {"use_bidirectional_attention": "all"}, "attention 'all' is not supported"),
+    ("gemma4", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
     ("glm4v", VISION, {"model_type": "qwen2_vl"}, "supported: glm4v_vision, glm4v"),
     ("glm4v", VISION, {"in_channels": 1}, "in_channels 1 is not supported; supported: 3"),
     ("glm4v", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
@@ -396,9 +410,10 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     vision = config.vision
     assert vision is not None
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
-    assert vision.both_ways == (name == "gemma3")
+    assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
+    assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
     assert vision.num_levels == (3 if name.startswith("qwen3_vl") else 0)
-    any_size = name.startswith(("glm4", "lfm2", "qwen", "mistral"))
+    any_size = name.startswith(("gemma4", "glm4", "lfm2", "qwen", "mistral"))
     assert vision.has_axes == name.startswith(("glm4", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
@@ -527,6 +542,23 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert found.tower.level_layers == tuple(theirs.deepstack_visual_indexes)
     assert found.tower.num_positions == theirs.num_position_embeddings
     assert found.image_token == config.image_token_id
+
+    gemma = transformers.Gemma4Config(vision_config={})
+    whole = {"text_config": gemma.text_config.to_dict(), "vision_config": {"a": 1}}
+    found = read(tmp_path, whole | {"architectures": ["Gemma4ForConditionalGeneration"]}).vision
+    assert found is not None
+    assert isinstance(found.tower, Gemma4Tower)
+    tower, theirs = found.tower, gemma.vision_config
+    assert (tower.hidden_size, tower.num_layers) == (theirs.hidden_size, theirs.num_hidden_layers)
+    assert (tower.num_heads, tower.num_kv_heads, tower.head_dim, tower.inner) == (
+        theirs.num_attention_heads, theirs.num_key_value_heads, theirs.head_dim,
+        theirs.intermediate_size,
+    )  # fmt: skip
+    assert (tower.patch_size, found.merge_size) == (theirs.patch_size, theirs.pooling_kernel_size)
+    assert (tower.eps, tower.theta) == (theirs.rms_norm_eps, theirs.default_theta)
+    assert (tower.clips, tower.standardizes) == (theirs.use_clipped_linears, theirs.standardize)
+    assert tower.longest_side == theirs.position_embedding_size
+    assert (found.image_token, found.both_ways) == (gemma.image_token_id, False)
 
     smol = transformers.SmolVLMConfig(text_config={"model_type": "llama"})
     whole = smol.to_dict() | {"architectures": ["SmolVLMForConditionalGeneration"]}
