@@ -16,6 +16,7 @@ from transformers.video_utils import VideoMetadata
 from shmllm.errors import RequestError
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.registry import placeholders_of_model
+from shmllm.frontend.videos.rules.gemma4 import Gemma4VideoRules
 
 ARCHITECTURE = {"architectures": ["Gemma4ForConditionalGeneration"]}
 TEXTS = {"boa_token": "<|audio>", "audio_token": "<|audio|>", "eoa_token": "<audio|>"}
@@ -78,7 +79,8 @@ def test_a_video_has_the_text_of_transformers(
     theirs: Any = SimpleNamespace(boi_token="<|image>", video_token="<|video|>")
     theirs.eoi_token = "<image|>"
     inputs = {"num_soft_tokens_per_video": [6], "video_metadata": [metadata]}
-    times = tuple(index / rate for index in indices)
+    rules: Any = Gemma4VideoRules  # the text depends on no field
+    times = tuple(rules.time_text(None, index / rate, index / rate) for index in indices)
     item = PreparedItem(np.zeros((1,), np.uint8), grid, ours.count(grid), 1 / rate, times)
     replace: Any = Gemma4Processor.replace_video_token
     assert ours.expansion(item) == replace(theirs, inputs, 0)

@@ -12,7 +12,7 @@ from transformers.video_utils import default_sample_indices_fn
 
 from shmllm.errors import RequestError
 from shmllm.formats.image_settings import settings_of
-from shmllm.frontend.videos.rules import Gemma4VideoRules
+from shmllm.frontend.videos.rules.gemma4 import Gemma4VideoRules
 
 KIND = "Gemma4VideoProcessor"
 
