@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.formats.text_files import read_text
-from shmllm.params.items import COUNTED, MODALITIES, MOST_ITEM_BYTES, Item, Modality
+from shmllm.frontend.item_sizes import check_sizes, check_spans
+from shmllm.params.items import COUNTED, MODALITIES, Item, Modality
 
 if TYPE_CHECKING:
     from shmllm.frontend.items.prepared import PreparedItem, PreparedItems
@@ -252,7 +253,7 @@ class PromptItems:
         Raises:
             RequestError: its placeholders are not those of its items.
         """
-        self._check_sizes(name, items)
+        check_sizes(name, [(each.modality, each.prepared) for each in items], self._info.items)
         spans = {
             modality: iter(self._processors[modality].runs(name, ids, prepared))
             for modality, prepared in _prepared(items).items()
@@ -268,26 +269,8 @@ class PromptItems:
             )
             for each in items
         ]
+        check_spans(name, found, self._info.items)
         return tuple(sorted(found, key=lambda item: item.start))
-
-    def _check_sizes(self, name: str, items: Iterable[ReadyItem]) -> None:
-        most = self._info.items.most_embeds
-        seen: Counter[str] = Counter()
-        for each in items:
-            seen[each.modality] += 1
-            if each.prepared.num_tokens > most:
-                raise RequestError(
-                    f"{name}: {each.modality} {seen[each.modality]} has "
-                    f"{each.prepared.num_tokens:,} embeddings, more than the {most:,} that the "
-                    "engine has room for: raise max_num_batched_tokens, or make it smaller, by "
-                    "itself or by mm_processor_kwargs"
-                )
-            if each.prepared.data.nbytes > MOST_ITEM_BYTES:
-                raise RequestError(
-                    f"{name}: {each.modality} {seen[each.modality]} becomes "
-                    f"{each.prepared.data.nbytes:,} bytes, more than {MOST_ITEM_BYTES:,}: make it "
-                    "smaller, by itself or by mm_processor_kwargs"
-                )
 
 
 def by_modality(items: Iterable[ReadyItem]) -> dict[Modality, list[ReadyItem]]:
