@@ -143,9 +143,7 @@ def test_an_image_that_no_step_has_room_for_is_refused(
         (first,) = generate(llm, prompts[:1])
         assert list(first.outputs[0].token_ids) == expected(subject, llm, prompts[0], first)
         large = {**prompts[0], "mm_processor_kwargs": {"max_soft_tokens": 140}}
-        with pytest.raises(
-            RequestError, match=r"image 1 has 1\d\d embeddings .* room for 65"
-        ):
+        with pytest.raises(RequestError, match=r"image 1 has 1\d\d embeddings .* room for 65"):
             generate(llm, [large])
         assert said(generate(llm, prompts[:1])[0]) == said(first)
 
