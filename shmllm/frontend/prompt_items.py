@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.formats.text_files import read_text
+from shmllm.frontend.item_sizes import check_sizes, check_spans
 from shmllm.frontend.items.ready import ReadyItem, prepared_of
-from shmllm.params.items import COUNTED, MODALITIES, MOST_ITEM_BYTES, Item, Modality, Span
+from shmllm.params.items import COUNTED, MODALITIES, Item, Modality, Span
 
 if TYPE_CHECKING:
     from shmllm.frontend.items.prepared import PreparedItem, PreparedItems
@@ -271,7 +272,7 @@ class PromptItems:
         Raises:
             RequestError: its placeholders are not those of its items.
         """
-        self._check_sizes(name, items)
+        check_sizes(name, [(each.modality, each.prepared) for each in items], self._info.items)
         if self.num_encoded and len(items) > 1:
             raise RequestError(f"{name} has {len(items)} items, and the model takes one")
         parts = [part for each in items for part in each.parts]
@@ -290,6 +291,7 @@ class PromptItems:
             )
             for each in parts
         ]
+        check_spans(name, found, self._info.items)
         return tuple(sorted(found, key=lambda item: item.start))
 
     def _runs(
@@ -308,26 +310,6 @@ class PromptItems:
                 f"{name} has no {modality}, and the model's text is about one: pass "
                 f'{{"prompt": ..., "{DATA}": {{"{modality}": ...}}}}',
                 parameter=DATA,
-            )
-
-    def _check_sizes(self, name: str, items: Iterable[ReadyItem]) -> None:
-        seen: Counter[str] = Counter()
-        for each in items:
-            seen[each.modality] += 1
-            for part in each.prepared.parts:
-                self._check_size(f"{name}: {each.modality} {seen[each.modality]}", part)
-
-    def _check_size(self, name: str, part: PreparedItem) -> None:
-        if part.num_tokens > (most := self._info.items.most_embeds):
-            raise RequestError(
-                f"{name} has {part.num_tokens:,} embeddings, more than the {most:,} that the "
-                "engine has room for: raise max_num_batched_tokens, or make it smaller, by "
-                "itself or by mm_processor_kwargs"
-            )
-        if part.data.nbytes > MOST_ITEM_BYTES:
-            raise RequestError(
-                f"{name} becomes {part.data.nbytes:,} bytes, more than {MOST_ITEM_BYTES:,}: make "
-                "it smaller, by itself or by mm_processor_kwargs"
             )
 
 

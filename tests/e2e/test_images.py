@@ -133,6 +133,22 @@ def test_tokens_of_images_may_be_causal(pictures: list[Any], tmp_path_factory: A
     test_greedy_tokens_are_those_of_transformers(make("gemma4", tmp_path_factory, **text), pictures)
 
 
+@pytest.mark.slow
+def test_an_image_that_no_step_has_room_for_is_refused(
+    pictures: list[Any], tmp_path_factory: Any
+) -> None:
+    """Those of Gemma 4's larger models attend to all of an image, which may have any size."""
+    subject = make("gemma4-large", tmp_path_factory)
+    with LLM(str(subject.directory), **BASE | {"max_num_batched_tokens": 65}) as llm:
+        prompts = prompts_of(llm, pictures)
+        (first,) = generate(llm, prompts[:1])
+        assert list(first.outputs[0].token_ids) == expected(subject, llm, prompts[0], first)
+        large = {**prompts[0], "mm_processor_kwargs": {"max_soft_tokens": 140}}
+        with pytest.raises(RequestError, match=r"image 1 has 1\d\d embeddings .* room for 65"):
+            generate(llm, [large])
+        assert said(generate(llm, prompts[:1])[0]) == said(first)
+
+
 def test_no_bit_depends_on_chunks_caches_and_preemption(
     some_subject: Subject, pictures: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from support.fakes import info
 
 from shmllm.config.items import ItemInfo
 from shmllm.errors import RequestError
-from shmllm.frontend import prompt_items
+from shmllm.frontend import item_sizes, prompt_items
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.ready import ReadyItem
 from shmllm.frontend.prompt_items import (
@@ -215,7 +215,7 @@ def test_an_image_with_too_many_embeddings_is_refused() -> None:
 
 
 def test_an_item_with_too_many_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_items, "MOST_ITEM_BYTES", 11)
+    monkeypatch.setattr(item_sizes, "MOST_ITEM_BYTES", 11)
     images = make()
     found = ready(images, picture(1))
     with pytest.raises(RequestError, match="image 1 becomes 12 bytes, more than 11"):

@@ -380,7 +380,7 @@ def test_the_estimate_covers_the_longest_sound(tmp_path: Path) -> None:
         "architectures": ["Gemma4ForConditionalGeneration"],
         "text_config": {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 2}
         | {"vocab_size": 262144, "num_attention_heads": 8, "layer_types": ["full_attention"] * 2},
-        "audio_config": {"model_type": "gemma4_audio"},
+        "audio_config": {"model_type": "gemma4_audio", "num_hidden_layers": 2},
     }
     (tmp_path / "config.json").write_text(json.dumps(content))
     model = ModelConfig.from_directory(tmp_path)

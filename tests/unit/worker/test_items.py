@@ -51,6 +51,15 @@ def test_images_that_a_tower_takes() -> None:
     check_item(replace(TILES, grid=(3, 0, 0)), {"image": SMOLVLM})
 
 
+@pytest.mark.parametrize("bound", [{"most_patches": 20}, {"longest_side": 5}])
+def test_a_tower_may_have_bounds_of_patches(bound: dict[str, int]) -> None:
+    bounded = replace(QWEN, tower=replace(QWEN.tower, **bound))
+    with pytest.raises(RequestError, match=r"an item \(image\) of grid \(1, 4, 6\)"):
+        check_item(IMAGE, {"image": bounded})
+    smaller = replace(IMAGE, spans=((3, 7),), grid=(1, 4, 4), data=pixels(1, 64, 64))
+    check_item(smaller, {"image": bounded})
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "two frames": {
         "grid": (2, 4, 6),
