@@ -94,6 +94,34 @@ CHATS = {
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Sucht <b>ü</b>"}}]
 
 
+NO_PARTS = {
+    "drops what is no string": """{%- for message in messages %}
+    {%- if message.content is string %}{% set content = message.content %}
+    {%- else %}{% set content = '' %}{% endif %}
+    {{- '<im>' + message.role + '\\n' + content + '</im>\\n' }}
+{%- endfor %}""",
+    "writes what is iterable as JSON": """{%- for message in messages %}
+    {%- if message.role == 'tool' and message.content is iterable %}{{ message.content | tojson }}
+    {%- else %}{{- '<h>' + message.role + '</h>' + message.content | trim }}{% endif %}
+{%- endfor %}""",
+    "goes through lines": """{%- for message in messages %}
+    {%- for line in message.content.split('\\n') %}{{- '> ' + line + '\\n' }}{% endfor %}
+{%- endfor %}""",
+}
+"""Templates that name contents in tests or loops, but read texts only, as many models have them."""
+
+ONLY_PARTS = """{%- for message in messages %}
+    {{- message.role | capitalize }}{{ ':' if message.content[0].type == 'image' else ': ' }}
+    {%- for line in message['content'] %}{% if line.type == 'text' %}{{ line.text }}{% endif %}
+    {%- endfor %}<end>
+{% endfor %}"""
+PARTS_OF_USERS = """{%- for message in messages %}
+    {%- if message.role == 'user' and message.content is not string %}
+        {%- for part in message.content %}{{ part.text }}{% endfor %}
+    {%- else %}{{ message.content | trim }}{% endif %}
+{% endfor %}"""
+
+
 @pytest.fixture(scope="module")
 def ours(byte_level_model):
     return Tokenizer.from_directory(byte_level_model)
@@ -195,6 +223,35 @@ def test_content_parts(ours, theirs):
     both(ours, theirs, [message], chat_template=THINKING)
     text = ours.apply_chat_template([message], chat_template=COMMENTS)
     assert text == "# a\n# b\n"
+
+
+@pytest.mark.parametrize("template", NO_PARTS)
+def test_parts_are_one_text_for_a_template_that_does_not_go_through_them(ours, theirs, template):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    source = NO_PARTS[template]
+    expected = both(ours, theirs, [{"role": "user", "content": "a\nb"}], chat_template=source)
+    message = {"role": "user", "content": parts}
+    assert ours.apply_chat_template([message], chat_template=source) == expected
+
+
+def test_texts_are_parts_for_a_template_that_reads_nothing_else(ours, theirs):
+    parts = [USER | {"content": [{"type": "text", "text": USER["content"]}]}]
+    expected = both(ours, theirs, parts, chat_template=ONLY_PARTS)
+    assert "one <two>" in expected
+    assert ours.apply_chat_template([USER], chat_template=ONLY_PARTS) == expected
+    reply = [USER, REPLY]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    text = ours.apply_chat_template(reply, chat_template=ONLY_PARTS, **options)
+    assert text.endswith(f"Assistant: {REPLY['content']}")
+
+
+def test_a_list_of_one_text_is_that_text_for_a_template_that_reads_either(ours, theirs):
+    system = {"role": "system", "content": "Brief."}
+    expected = both(ours, theirs, [system, USER], chat_template=PARTS_OF_USERS)
+    listed = [
+        {**each, "content": [{"type": "text", "text": each["content"]}]} for each in (system, USER)
+    ]
+    assert ours.apply_chat_template(listed, chat_template=PARTS_OF_USERS) == expected
 
 
 def test_the_template_of_the_bundled_model(ours):
