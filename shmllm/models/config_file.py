@@ -39,17 +39,17 @@ OF_MODELOPT = "hf_quant_config.json"
 
 def read_config(path: Path) -> dict[str, Any]:
     """Returns what a directory's config.json has, and how its weights are quantized if another file
-    says so.
+    says so, or config.json does not name the method in the way of others.
 
     Raises:
         EngineStartError: a file is missing or malformed.
     """
     values = read_json_object(path / "config.json")
-    other = path / OF_MODELOPT
-    if not values.get("quantization_config") and other.is_file():
+    found, other = values.get("quantization_config"), path / OF_MODELOPT
+    if not found and other.is_file():
         found = read_json_object(other).get("quantization")
-        if isinstance(found, Mapping):
-            values["quantization_config"] = {"quant_method": "modelopt", **found}
+    if isinstance(found, Mapping) and "quant_algo" in found:
+        values["quantization_config"] = {"quant_method": "modelopt", **found}
     return values
 
 

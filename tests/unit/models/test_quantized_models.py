@@ -123,6 +123,28 @@ def test_each_packed_matrix_has_the_values_of_its_tensor(name: str, tmp_path: Pa
         assert torch.equal(views[0].clone(), expected[weight][0].clone()), weight
 
 
+def test_modules_of_one_checkpoint_may_have_either_format_of_modelopt(tmp_path: Path) -> None:
+    made: list[Weight] = []
+
+    def make(shape: tuple[int, int]) -> Weight:
+        is_float4 = len(made) % 2 == 0
+        made.append(nvfp4(shape, True) if is_float4 else fp8(shape, None, ".weight_scale"))
+        return made[-1]
+
+    layers = {
+        "model.layers.0.mlp.gate_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
+    }
+    method = {"producer": {"name": "modelopt"}, "quant_algo": "MIXED_PRECISION"}
+    packed, plain = quantized_pair(tmp_path, method | {"quantized_layers": layers}, make)
+    model, other = load_packed(packed), load_packed(plain)
+    kinds = {layer.mixer.o_proj.weight.kind for layer in model.layers}
+    assert kinds == {"nvfp4", "fp8"}
+    expected = other.named_weights()
+    for weight, views in model.named_weights().items():
+        assert torch.equal(views[0].clone(), expected[weight][0].clone()), weight
+
+
 def gpt_oss(directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     """A checkpoint of gpt-oss, and its tensors with the experts' values."""
     model = reference_model(
@@ -319,6 +341,11 @@ CT = "compressed-tensors"
 REFUSED: list[tuple[Any, str]] = [
     ({"quant_method": "hqq"}, "quant_method 'hqq' is not supported; supported"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
+    ({"quant_algo": "MIXED_PRECISION"}, "needs 'quantized_layers'"),
+    (
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"m.x": {"quant_algo": "MXFP8"}}},
+        "m.x: quant_algo 'MXFP8'",
+    ),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size 32"),
     ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllama"}, "exllama"),
     (
