@@ -186,6 +186,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "apertus": {},
     "arcee": {},
+    "exaone": {},
+    "minicpm": {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 16},
     "cwm": {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "hyperclovax": {"residual_multiplier": 0.4, "logits_scaling": 0.5},
     "jais2": {},
