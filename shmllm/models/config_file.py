@@ -36,6 +36,9 @@ _OUTER_FIELDS = (
 OF_MODELOPT = "hf_quant_config.json"
 """What older versions of modelopt wrote in place of config.json's ``quantization_config``."""
 
+_FIRST_NAME = "compression_config"
+"""What the first versions of compressed-tensors wrote instead."""
+
 
 def read_config(path: Path) -> dict[str, Any]:
     """Returns what a directory's config.json has, and how its weights are quantized if another file
@@ -48,6 +51,8 @@ def read_config(path: Path) -> dict[str, Any]:
     found, other = values.get("quantization_config"), path / OF_MODELOPT
     if not found and other.is_file():
         found = read_json_object(other).get("quantization")
+    if not found and (first := values.get(_FIRST_NAME)):
+        values["quantization_config"] = first
     if isinstance(found, Mapping) and "quant_algo" in found:
         values["quantization_config"] = {"quant_method": "modelopt", **found}
     return values

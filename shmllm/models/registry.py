@@ -40,6 +40,7 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3nForConditionalGeneration": "gemma3n",
     "CwmForCausalLM": "cwm",
     "DbrxForCausalLM": "dbrx",
+    "DeciLMForCausalLM": "decilm",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "DistilBertModel": "distilbert",

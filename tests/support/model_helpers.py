@@ -10,7 +10,7 @@ import torch
 from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
-from support.remote_families import MiMoConfig, MiniCPMConfig
+from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
@@ -183,6 +183,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "minicpm3": MiniCPM3Config,
     "minicpm": MiniCPMConfig,
     "mimo": MiMoConfig,
+    "decilm": DeciLMConfig,
     "minimax_m2": MiniMaxM2Config,
     "helium": HeliumConfig,
     "hyperclovax": HyperCLOVAXConfig,

@@ -232,6 +232,16 @@ def test_mxfp4_of_compressed_tensors(width: int, tmp_path: Path) -> None:
     check(tmp_path, config, mxfp4_rows((24, width)), "mxfp4")
 
 
+def test_the_first_name_of_the_field(tmp_path: Path) -> None:
+    config = config_group(num_bits=8, strategy="channel", format="int-quantized")
+    weight = int_quantized(WIDE, BF16)
+    check(tmp_path, config, weight, "int8")
+    (tmp_path / "config.json").write_text(json.dumps({"compression_config": config}))
+    found, values, _ = read_weight(tmp_path, f"{MODULE}.weight")
+    assert found == "int8"
+    assert torch.equal(values, weight.values)
+
+
 @pytest.mark.parametrize(
     "method",
     [

@@ -43,6 +43,7 @@ OF_DEEPSEEK = (
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
     "dbrx",
+    "decilm",
     "falcon",
     "gpt2",
     "codegen",

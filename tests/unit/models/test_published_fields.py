@@ -117,6 +117,17 @@ def test_sparse_attention_of_minicpm_limits_the_length(tmp_path: Path) -> None:
     [
         ("MiniCPMForCausalLM", {"num_experts": 8}, "num_experts is not supported"),
         ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "'dense_len' is missing"),
+        ("DeciLMForCausalLM", {}, "'block_configs' must list an object for each of 4 layers"),
+        (
+            "DeciLMForCausalLM",
+            {"block_configs": [{"attention": {"replace_with_linear": True}}] * 4},
+            r"block_configs\[0\]: attention: replace_with_linear True is not supported",
+        ),
+        (
+            "DeciLMForCausalLM",
+            {"block_configs": [{"attention": {"n_heads_in_group": 4}}] * 4},
+            r"n_heads_in_group \(4\) must divide num_attention_heads \(6\)",
+        ),
         ("IQuestCoderForCausalLM", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported"),
     ],
 )
