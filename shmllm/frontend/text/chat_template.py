@@ -19,6 +19,7 @@ from shmllm.frontend.text.template_needs import ContentForm, content_form, fit_c
 # This mark is appended to the text that the model continues, and located in the rendered prompt.
 # The space at its end shows whether the template strips the message.
 _CONTINUE_MARK = "\ue000continue-from-here\ue000 "
+_WITH_TEMPLATES = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
 _MOST_SHOWN = 80  # characters of a template in a message
 
 
@@ -26,7 +27,9 @@ def load_templates(directory: Path) -> dict[str, str]:
     """The chat templates of a model directory by name; the main one is named "default".
 
     The files chat_template.jinja and additional_chat_templates/NAME.jinja have precedence over the
-    entry `chat_template` in tokenizer_config.json, which is a template or a list of named ones.
+    entry `chat_template` of others, which is a template or a list of named ones. Models that see or
+    hear have it in a file of their processor, of which tokenizer_config.json may have none, or an
+    older one.
 
     Raises:
         RequestError: a file cannot be read, or the entry is malformed.
@@ -41,7 +44,8 @@ def load_templates(directory: Path) -> dict[str, str]:
             f"cannot read the chat templates of {directory}: {one_line(error)}"
         ) from error
     try:
-        return found or _configured_templates(directory / "tokenizer_config.json")
+        each = (_configured_templates(directory / name) for name in _WITH_TEMPLATES)
+        return found or next(filter(None, each), {})
     except EngineStartError as error:
         raise RequestError(one_line(error)) from error
 

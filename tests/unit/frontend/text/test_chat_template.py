@@ -425,6 +425,12 @@ def test_templates_are_read_from_their_files(tmp_path):
     named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     config.write_text(json.dumps({"chat_template": named}))
     assert load_templates(tmp_path) == {"default": "d", "tool_use": "t"}
+    (tmp_path / "processor_config.json").write_text("{}")
+    assert load_templates(tmp_path) == {"default": "d", "tool_use": "t"}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"chat_template": "p"}))
+    assert load_templates(tmp_path) == {"default": "p"}
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of images"}))
+    assert load_templates(tmp_path) == {"default": "of images"}
     (tmp_path / "chat_template.jinja").write_text("file")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("r")
@@ -432,9 +438,10 @@ def test_templates_are_read_from_their_files(tmp_path):
 
 
 @pytest.mark.parametrize("entry", [3, [3], [{"name": "x"}]])
-def test_malformed_entry(tmp_path, entry):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
-    with pytest.raises(RequestError, match="chat_template must be a string or a list"):
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json"])
+def test_malformed_entry(tmp_path, entry, name):
+    (tmp_path / name).write_text(json.dumps({"chat_template": entry}))
+    with pytest.raises(RequestError, match=f"{name}: chat_template must be a string or a list"):
         load_templates(tmp_path)
 
 
