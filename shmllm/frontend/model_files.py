@@ -36,6 +36,7 @@ _ALLOWED_FILES = [
     "*.jinja",
     "*.tiktoken",
     "tokenizer.model",
+    "tiktoken.model",
     "merges.txt",
     "vocab.txt",
 ]

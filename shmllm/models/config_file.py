@@ -11,7 +11,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
-from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS
+from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, STEMS, TEXT_MODELS
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -36,20 +36,25 @@ _OUTER_FIELDS = (
 OF_MODELOPT = "hf_quant_config.json"
 """What older versions of modelopt wrote in place of config.json's ``quantization_config``."""
 
+_FIRST_NAME = "compression_config"
+"""What the first versions of compressed-tensors wrote instead."""
+
 
 def read_config(path: Path) -> dict[str, Any]:
     """Returns what a directory's config.json has, and how its weights are quantized if another file
-    says so.
+    says so, or config.json does not name the method in the way of others.
 
     Raises:
         EngineStartError: a file is missing or malformed.
     """
     values = read_json_object(path / "config.json")
-    other = path / OF_MODELOPT
-    if not values.get("quantization_config") and other.is_file():
+    found, other = values.get("quantization_config"), path / OF_MODELOPT
+    if not found and other.is_file():
         found = read_json_object(other).get("quantization")
-        if isinstance(found, Mapping):
-            values["quantization_config"] = {"quant_method": "modelopt", **found}
+    if not found and (first := values.get(_FIRST_NAME)):
+        values["quantization_config"] = first
+    if isinstance(found, Mapping) and "quant_algo" in found:
+        values["quantization_config"] = {"quant_method": "modelopt", **found}
     return values
 
 
@@ -104,14 +109,16 @@ def text_fields(fields: Fields) -> Fields:
 
 
 def architecture_name(fields: Fields) -> str:
-    """Returns the first of ``architectures``."""
+    """Returns the first of ``architectures``; the family's own name for it where transformers has
+    written that of another one."""
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise fields.error(
             "'architectures' must list the model's class, such as \"LlamaForCausalLM\"; "
             f"docs/models.md has the {len(ARCHITECTURES)} that are known"
         )
-    return names[0]
+    written, own = STEMS.get(str(fields.values.get("model_type")), ("", ""))
+    return own + names[0].removeprefix(written) if names[0].startswith(written) else names[0]
 
 
 def stored_dtype(fields: Fields) -> str | None:

@@ -116,16 +116,18 @@ class MoE:
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", with
         a tensor for each expert, as in most files."""
-        weights, one = self._router_weights(prefix), f"{prefix}.experts.{{}}"
-        if self.spec.whole:
-            weights |= self._whole(prefix)
-        else:
-            names = ("gate_proj", "up_proj") if self.spec.gated else ("up_proj",)
-            weights |= self.gate_up_proj.named_weights(*(f"{one}.{name}" for name in names))
-            weights |= self.down_proj.named_weights(f"{one}.down_proj")
+        weights = self._router_weights(prefix)
+        weights |= self._whole(prefix) if self.spec.whole else self.each(prefix)
         if self.shared is not None:
             weights |= self.shared.named_weights(f"{prefix}.{self.spec.shared_name}")
         return weights
+
+    def each(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of a tensor for each expert."""
+        one = f"{prefix}.experts.{{}}"
+        names = ("gate_proj", "up_proj") if self.spec.gated else ("up_proj",)
+        weights = self.gate_up_proj.named_weights(*(f"{one}.{name}" for name in names))
+        return weights | self.down_proj.named_weights(f"{one}.down_proj")
 
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules, which have
@@ -181,5 +183,6 @@ class DenseAndExperts:
         return weights
 
     def module_weights(self, prefix: str) -> NamedWeights:
-        """Returns nothing: transformers' modules have the same names."""
-        return {}
+        """Returns the destinations of a tensor for each expert, as quantized checkpoints have them;
+        transformers' modules have the same names."""
+        return self.experts.each(prefix)

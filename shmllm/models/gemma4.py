@@ -83,6 +83,8 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     return {renamed(name, _NAMES): views for name, views in weights.items()}
 
 
+module_weights = named_weights
+
 _NAMES = {
     ".mlp.gate.": ".router.proj.",
     ".mlp.router.": ".router.",

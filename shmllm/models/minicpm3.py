@@ -1,5 +1,4 @@
-"""MiniCPM 3: latent attention and dense MLPs; factors of embeddings, residual additions and logits
-that follow from the numbers of layers and of columns (Hu et al., "MiniCPM", 2024, section 3)."""
+"""MiniCPM 3: latent attention and dense MLPs, and the factors of MiniCPM."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import read_latent_attention
 from shmllm.models.fields import Fields
+from shmllm.models.minicpm import with_factors
 from shmllm.models.readers import (
     read_mlp,
     read_model,
@@ -17,7 +17,8 @@ from shmllm.models.readers import (
 )
 from shmllm.models.specs import LayerSpec
 
-_DEFAULTS = {"kv_lora_rank": 256, "qk_rope_head_dim": 32}
+_DEFAULTS = {"kv_lora_rank": 256, "qk_rope_head_dim": 32, "scale_emb": 12.0}
+_FACTORS = {"scale_depth": 1.4, "dim_model_base": 256}
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -32,14 +33,8 @@ def configure(fields: Fields) -> ModelConfig:
         value_dim=hidden // fields.integer("num_attention_heads"),
     )
     mlp = read_mlp(fields, bias=fields.flag("mlp_bias", False))
-    num_layers = read_num_layers(fields)
-    factors = fields.with_absent({"scale_depth": 1.4, "dim_model_base": 256})
-    depth, base = (factors.optional_number(name) for name in ("scale_depth", "dim_model_base"))
-    layers = [LayerSpec(mixer=attention, mlp=mlp)] * num_layers
-    return replace(
-        read_model(fields, layers, positions, tied=True),
-        norm=read_norm(fields, default=1e-5),
-        embedding_scale=fields.number("scale_emb", 12.0),
-        residual_scale=1.0 if depth is None else depth / num_layers**0.5,
-        logits_scale=1.0 if base is None else base / hidden,
+    layers = [LayerSpec(mixer=attention, mlp=mlp)] * read_num_layers(fields)
+    model = read_model(fields, layers, positions, tied=True)
+    return with_factors(
+        fields.with_absent(_FACTORS), replace(model, norm=read_norm(fields, default=1e-5))
     )

@@ -33,6 +33,7 @@ _FAMILIES: dict[str, Callable[[Fields], ModelConfig]] = {
 
 
 def configure(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults({"tie_word_embeddings": True})
     config = _FAMILIES[fields.text("model_type", "mistral")](fields)
     return replace(config, vision=read_vision(fields, config))
 

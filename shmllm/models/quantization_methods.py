@@ -15,6 +15,7 @@ METHODS: dict[str, str] = {
     "awq": "awq",
     "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed_tensors",
+    "fbgemm_fp8": "fp8",
     "fp8": "fp8",
     "gptq": "gptq",
     "modelopt": "modelopt",

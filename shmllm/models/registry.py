@@ -28,6 +28,7 @@ ARCHITECTURES: dict[str, str] = {
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "Exaone4ForCausalLM": "exaone4",
+    "ExaoneForCausalLM": "exaone",
     "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
@@ -41,6 +42,7 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3nForConditionalGeneration": "gemma3n",
     "CwmForCausalLM": "cwm",
     "DbrxForCausalLM": "dbrx",
+    "DeciLMForCausalLM": "decilm",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "DistilBertModel": "distilbert",
@@ -73,9 +75,11 @@ ARCHITECTURES: dict[str, str] = {
     "HyperCLOVAXForCausalLM": "hyperclovax",
     "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
     "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
+    "IQuestCoderForCausalLM": "iquestcoder",
     "Idefics3ForConditionalGeneration": "idefics3",
     "Jais2ForCausalLM": "jais2",
     "InternVLForConditionalGeneration": "internvl",
+    "InternLM3ForCausalLM": "internlm3",
     "JambaForCausalLM": "jamba",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
@@ -83,12 +87,15 @@ ARCHITECTURES: dict[str, str] = {
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
+    "LLaMAForCausalLM": "llama",
     "LlavaForConditionalGeneration": "llava",
     "LlavaNextForConditionalGeneration": "llava_next",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
     "MellumForCausalLM": "mellum",
+    "MiMoForCausalLM": "mimo",
     "MiniCPM3ForCausalLM": "minicpm3",
+    "MiniCPMForCausalLM": "minicpm",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "Ministral3ForCausalLM": "ministral3",
     "MinistralForCausalLM": "mistral",
@@ -194,6 +201,14 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
 """For each architecture of a multimodal model, the values that ``model_type`` of its
 ``text_config`` may have; the first one if it is absent. Other language models in the same
 architecture are other families."""
+
+STEMS = {
+    "exaone": ("Llama", "Exaone"),
+    "internlm3": ("Llama", "InternLM3"),
+    "iquestcoder": ("Llama", "IQuestCoder"),
+}
+"""For each ``model_type`` whose class in transformers is another family's, the beginning of that
+class's name, which transformers writes into ``architectures``, and what the family has instead."""
 
 MODEL_TYPES = {"kimi_k2": "deepseek_v3"}
 """Other names for a ``model_type``, as the files of the models' authors have them."""

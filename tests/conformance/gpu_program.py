@@ -186,6 +186,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "apertus": {},
     "arcee": {},
+    "decilm": {
+        "block_configs": [
+            {
+                "attention": {"n_heads_in_group": size, "no_op": size is None},
+                "ffn": {"ffn_mult": factor, "no_op": factor is None},
+            }
+            for size, factor in ((2, 2.0), (None, 1.0))
+        ]
+    },
+    "exaone": {},
+    "minicpm": {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 16},
     "cwm": {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "hyperclovax": {"residual_multiplier": 0.4, "logits_scaling": 0.5},
     "jais2": {},

@@ -10,6 +10,7 @@ import torch
 from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
+from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
@@ -29,6 +30,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    ExaoneConfig,
     ExaoneMoeConfig,
     FalconConfig,
     FalconH1Config,
@@ -60,6 +62,8 @@ from transformers import (
     HunYuanMoEV1Config,
     HyperCLOVAXConfig,
     HYV3Config,
+    InternLM3Config,
+    IQuestCoderConfig,
     Jais2Config,
     JambaConfig,
     KimiLinearConfig,
@@ -133,6 +137,9 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "afmoe": AfmoeConfig,
     "apertus": ApertusConfig,
     "arcee": ArceeConfig,
+    "exaone": ExaoneConfig,
+    "internlm3": InternLM3Config,
+    "iquestcoder": IQuestCoderConfig,
     "bamba": BambaConfig,
     "codegen": CodeGenConfig,
     "cohere": CohereConfig,
@@ -174,6 +181,9 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "hy_v3": HYV3Config,
     "mellum": MellumConfig,
     "minicpm3": MiniCPM3Config,
+    "minicpm": MiniCPMConfig,
+    "mimo": MiMoConfig,
+    "decilm": DeciLMConfig,
     "minimax_m2": MiniMaxM2Config,
     "helium": HeliumConfig,
     "hyperclovax": HyperCLOVAXConfig,

@@ -145,6 +145,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "apertus": ("Apertus", {}),
     "arcee": ("Arcee", {}),
+    "exaone": ("Exaone", {}),
+    "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
     "hyperclovax": (
         "HyperCLOVAX",
@@ -343,7 +345,7 @@ RECURRENT = (
 )
 """Those whose layers have states."""
 DENSE = (
-    *("apertus", "arcee", "cohere", "ernie4_5", "exaone4", "glm"),
+    *("apertus", "arcee", "cohere", "ernie4_5", "exaone", "exaone4", "glm", "internlm3"),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat", "granite_swa"),
@@ -365,6 +367,7 @@ NOT_IN_GGUF = (
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
+    *("exaone", "internlm3"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3", "mistral4")

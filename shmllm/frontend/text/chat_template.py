@@ -6,7 +6,6 @@ tools. It imports jinja2, so import it only for a chat. It must not know how tex
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,22 @@ from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.model_files import one_line, read_json_object
 from shmllm.frontend.text.chat_messages import Marks, checked_messages, checked_tools, json_copy
 from shmllm.frontend.text.template_environment import compile_template
-from shmllm.frontend.text.template_needs import fit_calls
+from shmllm.frontend.text.template_needs import ContentForm, content_form, fit_calls
 
 # This mark is appended to the text that the model continues, and located in the rendered prompt.
 # The space at its end shows whether the template strips the message.
 _CONTINUE_MARK = "\ue000continue-from-here\ue000 "
+_WITH_TEMPLATES = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
 _MOST_SHOWN = 80  # characters of a template in a message
-# Matches templates that distinguish a list of content parts from a string, or iterate over parts.
-_READS_PARTS = re.compile(
-    r"\bcontent['\"\]]*\s+is\s+(not\s+)?(string|iterable|sequence|mapping)\b"
-    r"|\bfor\s+\w+\s+in\s+(\w+(\.|\[['\"]))?content\b"
-)
 
 
 def load_templates(directory: Path) -> dict[str, str]:
     """The chat templates of a model directory by name; the main one is named "default".
 
     The files chat_template.jinja and additional_chat_templates/NAME.jinja have precedence over the
-    entry `chat_template` in tokenizer_config.json, which is a template or a list of named ones.
+    entry `chat_template` of others, which is a template or a list of named ones. Models that see or
+    hear have it in a file of their processor, of which tokenizer_config.json may have none, or an
+    older one.
 
     Raises:
         RequestError: a file cannot be read, or the entry is malformed.
@@ -47,7 +44,8 @@ def load_templates(directory: Path) -> dict[str, str]:
             f"cannot read the chat templates of {directory}: {one_line(error)}"
         ) from error
     try:
-        return found or _configured_templates(directory / "tokenizer_config.json")
+        each = (_configured_templates(directory / name) for name in _WITH_TEMPLATES)
+        return found or next(filter(None, each), {})
     except EngineStartError as error:
         raise RequestError(one_line(error)) from error
 
@@ -180,7 +178,7 @@ def render_chat(
         continue_final_message: end the prompt directly after the text of the last message.
         tools: JSON schemas of tools, a variable of the template.
         content_format: "string" joins text parts, "openai" makes every content a list of parts,
-            and "auto" keeps lists if the template reads them.
+            and "auto" gives the template what it reads: texts, lists, or either.
         variables: special tokens and further variables of the template, by name.
         marks: what stands for an item where the template takes texts only, by modality; None:
             there are no items.
@@ -219,15 +217,24 @@ def _with_contents(
         raise RequestError(
             f"chat_template_content_format must be auto, string or openai, got {content_format!r}"
         )
-    reads_parts = content_format == "auto" and bool(_READS_PARTS.search(template))
-    keep_parts = reads_parts or content_format == "openai"
+    form = content_form(template) if content_format == "auto" else ContentForm(content_format)
+    keep_parts = form is not ContentForm.STRING
     conversation = checked_messages(messages, keep_parts=keep_parts, marks=marks)
     for message in conversation:
-        if content_format == "openai" and isinstance(message.get("content"), str):
-            message["content"] = [{"type": "text", "text": message["content"]}]
+        content = message.get("content")
+        if form is ContentForm.PARTS and isinstance(content, str):
+            message["content"] = [{"type": "text", "text": content}]
+        elif form is ContentForm.EITHER and isinstance(content, list):
+            message["content"] = _one_text(content)
         if message["role"] == "assistant" and message.get("tool_calls"):
             fit_calls(message, template)
     return conversation
+
+
+def _one_text(parts: list[Any]) -> Any:
+    """The text of a list of one text, or the list. Templates that read either form write the same
+    for the text, and some read the lists of some roles only."""
+    return parts[0]["text"] if [part["type"] for part in parts] == ["text"] else parts
 
 
 def _mark_final_text(conversation: list[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import RequestError
+from shmllm.frontend.text.byte_level import BYTE_ALPHABET
 from shmllm.frontend.text.chat_messages import Marks
 from shmllm.frontend.text.tokenizer_backend import (
     FAST_FILE,
@@ -24,21 +25,6 @@ from shmllm.frontend.text.tokenizer_backend import (
 from shmllm.frontend.text.truncation import Side
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary represents.
-
-    Printable Latin-1 characters represent their own byte. The characters 256, 257, ... represent
-    the other bytes in order. This is GPT-2's table, which all byte-level BPE vocabularies use.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    shifted = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + position): byte for position, byte in enumerate(shifted)}
-
-
-_BYTE_ALPHABET = _byte_alphabet()
 
 
 class ByteTable(dict[int, bytes]):
@@ -60,7 +46,7 @@ class ByteTable(dict[int, bytes]):
 
 def _bytes_of(token: str) -> bytes:
     try:
-        return bytes([_BYTE_ALPHABET[character] for character in token])
+        return bytes([BYTE_ALPHABET[character] for character in token])
     except KeyError:
         # An added token is stored as plain text. The decoder outputs it unchanged if one of its
         # characters is outside the alphabet.

@@ -1,8 +1,8 @@
 """The tokenizing libraries behind a common interface, TokenizerBackend.
 
-`tokenizers` is used for every model directory with a tokenizer.json. Other directories need
-transformers, which takes seconds to import; this module imports it only for them. It must not
-know requests or chat templates.
+`tokenizers` is used for every model directory with a tokenizer.json, a tekken.json, or a
+tiktoken.model of a known kind. Other directories need transformers, which takes seconds to import;
+this module imports it only for them. It must not know requests or chat templates.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ import tokenizers
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.model_files import one_line, read_json_object
+from shmllm.frontend.text.ranked_bytes import TEKKEN, TIKTOKEN, load_ranked_bytes
 from shmllm.frontend.text.truncation import Side, remaining
 
 FAST_FILE = "tokenizer.json"
-FALLBACK_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken")
+FALLBACK_FILES = (
+    *(TEKKEN, TIKTOKEN),
+    *("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken"),
+)
 _NAMED_SPECIAL_TOKENS = (
     "bos_token",
     "eos_token",
@@ -274,6 +278,10 @@ def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
             raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
         backend = FastBackend(tokenizer, token_types=_has_token_types(directory))
         return backend, _named_special_tokens(directory)
+    if (found := load_ranked_bytes(directory)) is not None:
+        tokenizer, names = found
+        backend = FastBackend(tokenizer, token_types=False)
+        return backend, names | _named_special_tokens(directory)
     if any((directory / name).is_file() for name in FALLBACK_FILES):
         return _load_with_transformers(directory)
     raise EngineStartError(
@@ -286,7 +294,7 @@ def _load_with_transformers(directory: Path) -> tuple[TokenizerBackend, dict[str
     try:
         transformers = importlib.import_module("transformers")
         tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(directory), local_files_only=True
+            str(directory), local_files_only=True, trust_remote_code=False
         )
         inner = getattr(tokenizer, "backend_tokenizer", None)
         names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}

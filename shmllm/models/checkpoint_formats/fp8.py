@@ -3,7 +3,8 @@
 weight              [out, in] float8_e4m3fn
 weight_scale_inv    [out / rows of a block, in / columns of a block]: what numbers are
                     multiplied by, in spite of the name
-weight_scale        one number, or [out, 1], if the config has no ``weight_block_size``
+weight_scale        one number, or [out, 1], if the config has no ``weight_block_size``; with the
+                    method ``fbgemm_fp8`` always [out, 1]
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Fp8(Method):
         ".weight_scale_inv",
         ".weight_scale",
         ".input_scale",
+        ".input_scale_ub",
         ".activation_scale",
         ".k_scale",
         ".v_scale",

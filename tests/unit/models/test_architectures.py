@@ -217,6 +217,13 @@ LLAMA4: dict[str, Any] = {
 }
 EXAONE = {"num_hidden_layers": 5, "sliding_window": 7}
 
+BLOCKS = [
+    {
+        "attention": {"n_heads_in_group": size, "no_op": size is None, "window_length": None},
+        "ffn": {"ffn_mult": factor, "no_op": factor is None, "sparsify": None},
+    }
+    for size, factor in ((3, 5.25), (None, 10.5), (2, None))
+]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -383,6 +390,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_act": "relu2", "attention_bias": True, "head_dim": 16, "rope_parameters": ROPE},
     ),
     "arcee": ("arcee", {}),
+    "decilm": ("decilm", {"block_configs": BLOCKS}),
+    "mimo": ("mimo", {"head_dim": 16}),
+    "minicpm": ("minicpm", {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 8}),
+    "minicpm-untied": (
+        "minicpm",
+        {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}
+        | {"rope_parameters": YARN_ROPE},
+    ),
+    "exaone": ("exaone", {}),
+    "exaone-bias": (
+        "exaone",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 16, "tie_word_embeddings": True},
+    ),
+    "internlm3": ("internlm3", {"head_dim": 16}),
+    "internlm3-bias": ("internlm3", {"attention_bias": True, "mlp_bias": True, "head_dim": None}),
+    "iquestcoder": ("iquestcoder", {"head_dim": 16}),
     "arcee-bias": ("arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
     "cohere-bias": ("cohere", {"attention_bias": True, "num_key_value_heads": 6}),
@@ -963,6 +986,12 @@ BFLOAT16 = [
     "cohere2-moe-all-experts",
     "apertus",
     "arcee",
+    "decilm",
+    "mimo",
+    "minicpm",
+    "exaone",
+    "internlm3",
+    "iquestcoder",
     "bamba",
     "falcon-h1",
     "falcon-mamba",

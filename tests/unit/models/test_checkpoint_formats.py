@@ -232,6 +232,28 @@ def test_mxfp4_of_compressed_tensors(width: int, tmp_path: Path) -> None:
     check(tmp_path, config, mxfp4_rows((24, width)), "mxfp4")
 
 
+def test_the_first_name_of_the_field(tmp_path: Path) -> None:
+    config = config_group(num_bits=8, strategy="channel", format="int-quantized")
+    weight = int_quantized(WIDE, BF16)
+    check(tmp_path, config, weight, "int8")
+    (tmp_path / "config.json").write_text(json.dumps({"compression_config": config}))
+    found, values, _ = read_weight(tmp_path, f"{MODULE}.weight")
+    assert found == "int8"
+    assert torch.equal(values, weight.values)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        {"producer": {"name": "modelopt"}, "quant_algo": "FP8", "kv_cache_scheme": "FP8"},
+    ],
+)
+def test_fp8_by_rows_of_other_methods(method: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, method, fp8((48, 320), (1, 320), ".weight_scale"), "fp8")
+
+
 def test_fp8_of_modelopt_and_its_own_file(tmp_path: Path) -> None:
     weight = fp8((48, 320), None, ".weight_scale")
     check(tmp_path, {"quant_method": "modelopt", "quant_algo": "FP8"}, weight, "fp8")

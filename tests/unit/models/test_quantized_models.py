@@ -123,6 +123,52 @@ def test_each_packed_matrix_has_the_values_of_its_tensor(name: str, tmp_path: Pa
         assert torch.equal(views[0].clone(), expected[weight][0].clone()), weight
 
 
+def test_modules_of_one_checkpoint_may_have_either_format_of_modelopt(tmp_path: Path) -> None:
+    made: list[Weight] = []
+
+    def make(shape: tuple[int, int]) -> Weight:
+        is_float4 = len(made) % 2 == 0
+        made.append(nvfp4(shape, True) if is_float4 else fp8(shape, None, ".weight_scale"))
+        return made[-1]
+
+    layers = {
+        "model.layers.0.mlp.gate_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+        "model.layers.0.mlp.up_proj": {"quant_algo": "FP8"},
+    }
+    method = {"producer": {"name": "modelopt"}, "quant_algo": "MIXED_PRECISION"}
+    packed, plain = quantized_pair(tmp_path, method | {"quantized_layers": layers}, make)
+    model, other = load_packed(packed), load_packed(plain)
+    kinds = {layer.mixer.o_proj.weight.kind for layer in model.layers}
+    assert kinds == {"nvfp4", "fp8"}
+    expected = other.named_weights()
+    for weight, views in model.named_weights().items():
+        assert torch.equal(views[0].clone(), expected[weight][0].clone()), weight
+
+
+def test_quantized_experts_of_gemma4_are_a_module_of_each(tmp_path: Path) -> None:
+    mixture = {"enable_moe_block": True, "num_experts": 3, "top_k_experts": 2}
+    sizes = SIZES | {"head_dim": 16, "global_head_dim": 16, "hidden_size_per_layer_input": 0}
+    reference = reference_model("gemma4", **sizes, **mixture, moe_intermediate_size=32)
+    plain, packed = save(reference, tmp_path / "plain"), save(reference, tmp_path / "packed")
+    tensors = load_file(plain / "model.safetensors")
+    parts = dict(tensors)
+    for name in [name for name in tensors if ".experts." in name]:
+        del parts[name]
+        module, _, projection = name.rpartition(".")
+        each = ["gate_proj", "up_proj"] if "gate_up" in projection else [projection]
+        _, rows, width = tensors[name].shape
+        for expert in range(3):
+            made = [nvfp4((rows // len(each), width), of_modelopt=True) for _ in each]
+            tensors[name][expert] = torch.cat([weight.values for weight in made])
+            for one, weight in zip(each, made, strict=True):
+                parts |= named(f"{module}.{expert}.{one}", weight)
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    write_checkpoint(packed, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, parts)
+    model, other = load_packed(packed), load_packed(plain)
+    assert {layer.mlp.experts.down_proj.weight.kind for layer in model.layers} == {"nvfp4"}
+    assert_logits_close(our_logits(model, TOKENS), our_logits(other, TOKENS), 2e-5)
+
+
 def gpt_oss(directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     """A checkpoint of gpt-oss, and its tensors with the experts' values."""
     model = reference_model(
@@ -319,6 +365,11 @@ CT = "compressed-tensors"
 REFUSED: list[tuple[Any, str]] = [
     ({"quant_method": "hqq"}, "quant_method 'hqq' is not supported; supported"),
     ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ'"),
+    ({"quant_algo": "MIXED_PRECISION"}, "needs 'quantized_layers'"),
+    (
+        {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"m.x": {"quant_algo": "MXFP8"}}},
+        "m.x: quant_algo 'MXFP8'",
+    ),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size 32"),
     ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllama"}, "exllama"),
     (

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
+from shmllm.models.registry import ARCHITECTURES, STEMS, TEXT_MODELS
 
 INCOMPLETE = {"gemma4_assistant"}
 """The families whose configuration has no valid defaults."""
@@ -35,8 +35,12 @@ REQUIRED: dict[str, dict[str, Any]] = {
 """Fields of families whose defaults make no model in transformers."""
 SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
 """Fields of families whose default sizes are refused, and those of no published model."""
-IN_FILES = {"PhiMoEForCausalLM"}
-"""The names that published files have for what transformers calls otherwise."""
+IN_FILES = {
+    *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
+    "DeciLMForCausalLM",
+    *(f"{own}ForCausalLM" for _, own in STEMS.values()),
+}
+"""The names that published files have for what transformers calls otherwise, or lacks."""
 RUN = {name for name, architecture in FAMILIES.items() if architecture in ARCHITECTURES}
 
 
@@ -67,6 +71,7 @@ def test_a_family_that_runs_takes_transformers_defaults(model_type: str, tmp_pat
     write_config(model_type, tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
     config = ModelConfig.from_directory(tmp_path)
-    assert config.architecture == FAMILIES[model_type]
+    written, own = STEMS.get(model_type, ("", ""))
+    assert config.architecture == own + FAMILIES[model_type].removeprefix(written)
     text = fields.get("text_config", fields)
     assert config.vocab_size == text["vocab_size"]

@@ -94,6 +94,34 @@ CHATS = {
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Sucht <b>ü</b>"}}]
 
 
+NO_PARTS = {
+    "drops what is no string": """{%- for message in messages %}
+    {%- if message.content is string %}{% set content = message.content %}
+    {%- else %}{% set content = '' %}{% endif %}
+    {{- '<im>' + message.role + '\\n' + content + '</im>\\n' }}
+{%- endfor %}""",
+    "writes what is iterable as JSON": """{%- for message in messages %}
+    {%- if message.role == 'tool' and message.content is iterable %}{{ message.content | tojson }}
+    {%- else %}{{- '<h>' + message.role + '</h>' + message.content | trim }}{% endif %}
+{%- endfor %}""",
+    "goes through lines": """{%- for message in messages %}
+    {%- for line in message.content.split('\\n') %}{{- '> ' + line + '\\n' }}{% endfor %}
+{%- endfor %}""",
+}
+"""Templates that name contents in tests or loops, but read texts only, as many models have them."""
+
+ONLY_PARTS = """{%- for message in messages %}
+    {{- message.role | capitalize }}{{ ':' if message.content[0].type == 'image' else ': ' }}
+    {%- for line in message['content'] %}{% if line.type == 'text' %}{{ line.text }}{% endif %}
+    {%- endfor %}<end>
+{% endfor %}"""
+PARTS_OF_USERS = """{%- for message in messages %}
+    {%- if message.role == 'user' and message.content is not string %}
+        {%- for part in message.content %}{{ part.text }}{% endfor %}
+    {%- else %}{{ message.content | trim }}{% endif %}
+{% endfor %}"""
+
+
 @pytest.fixture(scope="module")
 def ours(byte_level_model):
     return Tokenizer.from_directory(byte_level_model)
@@ -195,6 +223,35 @@ def test_content_parts(ours, theirs):
     both(ours, theirs, [message], chat_template=THINKING)
     text = ours.apply_chat_template([message], chat_template=COMMENTS)
     assert text == "# a\n# b\n"
+
+
+@pytest.mark.parametrize("template", NO_PARTS)
+def test_parts_are_one_text_for_a_template_that_does_not_go_through_them(ours, theirs, template):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    source = NO_PARTS[template]
+    expected = both(ours, theirs, [{"role": "user", "content": "a\nb"}], chat_template=source)
+    message = {"role": "user", "content": parts}
+    assert ours.apply_chat_template([message], chat_template=source) == expected
+
+
+def test_texts_are_parts_for_a_template_that_reads_nothing_else(ours, theirs):
+    parts = [USER | {"content": [{"type": "text", "text": USER["content"]}]}]
+    expected = both(ours, theirs, parts, chat_template=ONLY_PARTS)
+    assert "one <two>" in expected
+    assert ours.apply_chat_template([USER], chat_template=ONLY_PARTS) == expected
+    reply = [USER, REPLY]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    text = ours.apply_chat_template(reply, chat_template=ONLY_PARTS, **options)
+    assert text.endswith(f"Assistant: {REPLY['content']}")
+
+
+def test_a_list_of_one_text_is_that_text_for_a_template_that_reads_either(ours, theirs):
+    system = {"role": "system", "content": "Brief."}
+    expected = both(ours, theirs, [system, USER], chat_template=PARTS_OF_USERS)
+    listed = [
+        {**each, "content": [{"type": "text", "text": each["content"]}]} for each in (system, USER)
+    ]
+    assert ours.apply_chat_template(listed, chat_template=PARTS_OF_USERS) == expected
 
 
 def test_the_template_of_the_bundled_model(ours):
@@ -368,6 +425,12 @@ def test_templates_are_read_from_their_files(tmp_path):
     named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     config.write_text(json.dumps({"chat_template": named}))
     assert load_templates(tmp_path) == {"default": "d", "tool_use": "t"}
+    (tmp_path / "processor_config.json").write_text("{}")
+    assert load_templates(tmp_path) == {"default": "d", "tool_use": "t"}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"chat_template": "p"}))
+    assert load_templates(tmp_path) == {"default": "p"}
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of images"}))
+    assert load_templates(tmp_path) == {"default": "of images"}
     (tmp_path / "chat_template.jinja").write_text("file")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("r")
@@ -375,9 +438,10 @@ def test_templates_are_read_from_their_files(tmp_path):
 
 
 @pytest.mark.parametrize("entry", [3, [3], [{"name": "x"}]])
-def test_malformed_entry(tmp_path, entry):
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
-    with pytest.raises(RequestError, match="chat_template must be a string or a list"):
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json"])
+def test_malformed_entry(tmp_path, entry, name):
+    (tmp_path / name).write_text(json.dumps({"chat_template": entry}))
+    with pytest.raises(RequestError, match=f"{name}: chat_template must be a string or a list"):
         load_templates(tmp_path)
 
 

@@ -17,6 +17,8 @@ DEEPSEEK = """{% for message in messages %}
 {%- for tool in message['tool_calls'] %}
 {{- tool['function']['name'] + ':' + tool['function']['arguments'] + ';' }}{% endfor %}
 {%- elif message['role'] == 'assistant' %}{{ message['content'] + '.' }}{% endif %}{% endfor %}"""
+FUNCTIONARY = """{% for tool in messages[1].tool_calls %}
+{{- '>>>' + tool['function']['name'] + '\\n' + tool['function']['arguments'] }}{% endfor %}"""
 LENGTH = """{% for message in messages %}
 {%- if message['content'] is none or message['content'] == '' %}-{% endif %}
 {{- message['content'] | length }} {% endfor %}"""
@@ -44,6 +46,11 @@ def render(template, **parts):
 def test_deepseek_gets_none_and_arguments_as_text(parts):
     arguments = json.dumps(ARGUMENTS, ensure_ascii=False)
     assert render(DEEPSEEK, **parts) == f"f:{arguments};" * 2
+
+
+def test_arguments_at_the_end_of_a_joined_text_are_text():
+    arguments = json.dumps(ARGUMENTS, ensure_ascii=False)
+    assert render(FUNCTIONARY) == f">>>f\n{arguments}" * 2
 
 
 def test_content_beside_calls_stays():

@@ -92,7 +92,7 @@ PANICS = json.dumps({"model": {"type": "BPE", **MERGES, "continuing_subword_pref
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, r"no tokenizer in .*tokenizer\.json, tokenizer\.model"),
+        ({}, r"no tokenizer in .*tokenizer\.json, tekken\.json, .*tokenizer\.model"),
         ({"tokenizer.json": "{"}, r"cannot read .*tokenizer\.json"),
         ({"tokenizer.json": PANICS}, r"cannot read .*tokenizer\.json"),
         ({"tokenizer.json": None, "tokenizer_config.json": "[]"}, "expected a JSON object"),

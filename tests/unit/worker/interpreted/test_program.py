@@ -165,7 +165,7 @@ ENDS = (
         ),
         ["_layer_norm"],
     ),
-    (("arcee", "cwm", "ernie4_5", "gemma", "glm"), ["_rms_norm"]),
+    (("arcee", "cwm", "ernie4_5", "exaone", "gemma", "glm", "minicpm"), ["_rms_norm"]),
     (("helium", "seed_oss", "vaultgemma"), ["_rms_norm"]),
 )
 END_OF = {name: end for names, end in ENDS for name in names}

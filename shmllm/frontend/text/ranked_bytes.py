@@ -1,0 +1,121 @@
+"""Tokenizers in the files of `tiktoken`, which have tokens as bytes, in the order of their ranks:
+Mistral's tekken.json, and the tiktoken.model of Kimi and Moonlight.
+
+BPE joins the two neighbours whose joined token has the lowest rank, so the merges are the ways to
+cut each token in two, in the order of the tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+
+from shmllm.errors import EngineStartError
+from shmllm.frontend.gguf.pre_tokenizers import PRE_TOKENIZERS
+from shmllm.frontend.model_files import one_line, read_json_object
+from shmllm.frontend.text.byte_level import CHARACTERS
+
+TEKKEN, TIKTOKEN = "tekken.json", "tiktoken.model"
+_OF_TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_OF_KIMI = "TikTokenTokenizer"
+_NUM_RESERVED = 256
+
+Loaded = tuple[tokenizers.Tokenizer, dict[str, str]]
+"""A tokenizer, and special tokens by name; {}: tokenizer_config.json has these."""
+
+
+def load_ranked_bytes(directory: Path) -> Loaded | None:
+    """Loads a directory's tekken.json or tiktoken.model.
+
+    Returns:
+        None if the directory has neither, or a tiktoken.model of an unknown kind.
+
+    Raises:
+        EngineStartError: the file is malformed.
+    """
+    for name, load in ((TEKKEN, _load_tekken), (TIKTOKEN, _load_kimi)):
+        if (path := directory / name).is_file():
+            try:
+                return load(path)
+            except Exception as error:
+                raise EngineStartError(
+                    f"cannot read {path}: {type(error).__name__}: {one_line(error)}"
+                ) from error
+    return None
+
+
+def _load_tekken(path: Path) -> Loaded:
+    content = read_json_object(path)
+    config, found = content["config"], content.get("special_tokens")
+    if found is None:
+        raise ValueError(
+            "it has no special_tokens, as files of 2024; take the model's tokenizer.json"
+        )
+    num_special = config["default_num_special_tokens"]
+    special = [f"<SPECIAL_{rank}>" for rank in range(num_special)]
+    for each in found:
+        special[each["rank"]] = each["token_str"]
+    count = config["default_vocab_size"] - num_special
+    ranked = [base64.b64decode(each["token_bytes"]) for each in content["vocab"][:count]]
+    tokenizer = _tokenizer(
+        ranked,
+        [config["pattern"]],
+        first=num_special,
+        added={i: AddedToken(t, special=True) for i, t in enumerate(special)},
+    )
+    bos = _OF_TEKKEN["bos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, special.index(bos))]
+    )
+    return tokenizer, {name: text for name, text in _OF_TEKKEN.items() if text in special}
+
+
+def _load_kimi(path: Path) -> Loaded | None:
+    settings = read_json_object(path.parent / "tokenizer_config.json")
+    if settings.get("tokenizer_class") != _OF_KIMI:
+        return None
+    ranks: dict[bytes, int] = {}
+    for line in path.read_bytes().splitlines():
+        token, rank = line.split()
+        ranks[base64.b64decode(token)] = int(rank)
+    ranked = sorted(ranks, key=lambda token: ranks[token])
+    if [ranks[token] for token in ranked] != list(range(len(ranked))):
+        raise ValueError("its ranks are not 0, 1, 2 and so on")
+    reserved = range(len(ranked), len(ranked) + _NUM_RESERVED)
+    added = {each: AddedToken(f"<|reserved_token_{each}|>", special=True) for each in reserved}
+    for number, token in settings.get("added_tokens_decoder", {}).items():
+        added[int(number)] = AddedToken(token["content"], special=bool(token.get("special")))
+    return _tokenizer(ranked, PRE_TOKENIZERS["kimi-k2"].patterns, first=0, added=added), {}
+
+
+def _tokenizer(
+    ranked: Sequence[bytes], patterns: Sequence[str], *, first: int, added: Mapping[int, AddedToken]
+) -> tokenizers.Tokenizer:
+    """
+    Args:
+        ranked: the tokens in the order of their ranks.
+        patterns: what cuts texts into words.
+        first: the id of the first token.
+        added: further tokens, by their ids.
+    """
+    texts = ["".join(map(CHARACTERS.__getitem__, token)) for token in ranked]
+    vocabulary = {text: first + rank for rank, text in enumerate(texts)}
+    merges = [
+        (text[:cut], text[cut:])
+        for text in texts
+        for cut in range(1, len(text))
+        if text[:cut] in vocabulary and text[cut:] in vocabulary
+    ]
+    vocabulary |= {token.content: number for number, token in added.items()}
+    model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True)
+    tokenizer = tokenizers.Tokenizer(model)
+    cuts = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns]
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([added[number] for number in sorted(added)])
+    return tokenizer

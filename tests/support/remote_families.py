@@ -1,0 +1,99 @@
+"""Families that transformers has no classes of, as what they are: other families of transformers
+under other names. Their repositories bring code of their own."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+
+class MiMoConfig(Qwen2Config):  # type: ignore[misc]
+    model_type = "mimo"
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
+    config_class = MiMoConfig
+
+
+class MiniCPMConfig(GraniteConfig):  # type: ignore[misc]
+    """Granite whose factors follow from MiniCPM's fields."""
+
+    model_type = "minicpm"
+
+    scale_emb: float = 1.0
+    scale_depth: float = 1.0
+    dim_model_base: int = 1
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **options: Any) -> None:
+        super().__post_init__(**options)
+        self.embedding_multiplier = self.scale_emb
+        self.attention_multiplier = (self.hidden_size / self.num_attention_heads) ** -0.5
+        self.residual_multiplier = self.scale_depth / self.num_hidden_layers**0.5
+        self.logits_scaling = self.hidden_size / self.dim_model_base
+
+
+class MiniCPMForCausalLM(GraniteForCausalLM):  # type: ignore[misc]
+    config_class = MiniCPMConfig
+
+
+class DeciLMConfig(LlamaConfig):  # type: ignore[misc]
+    model_type = "nemotron-nas"
+
+    block_configs: list[dict[str, Any]] | None = None
+
+
+class DeciLMLayer(LlamaDecoderLayer):  # type: ignore[misc]
+    """Llama's layer with heads and an MLP of its own, or without one of them."""
+
+    def __init__(self, config: DeciLMConfig, index: int) -> None:
+        assert config.block_configs is not None
+        attention, ffn = (config.block_configs[index][name] for name in ("attention", "ffn"))
+        own = copy.deepcopy(config)
+        own.num_key_value_heads = config.num_attention_heads // (attention["n_heads_in_group"] or 1)
+        width = int(2 * (ffn["ffn_mult"] or 1) * config.hidden_size / 3)
+        own.intermediate_size = -(-width // 256) * 256
+        super().__init__(own, index)
+        if attention["no_op"]:
+            del self.self_attn, self.input_layernorm
+        if ffn["no_op"]:
+            del self.mlp, self.post_attention_layernorm
+
+    def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        x = hidden_states
+        if hasattr(self, "self_attn"):
+            x = x + self.self_attn(hidden_states=self.input_layernorm(x), **options)[0]
+        if hasattr(self, "mlp"):
+            x = x + self.mlp(self.post_attention_layernorm(x))
+        return x
+
+
+class DeciLMForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+    config_class = DeciLMConfig
+
+    def __init__(self, config: DeciLMConfig) -> None:
+        super().__init__(config)
+        for index in range(config.num_hidden_layers):
+            self.model.layers[index] = DeciLMLayer(config, index)
+
+
+for _config, _model in (
+    (MiMoConfig, MiMoForCausalLM),
+    (MiniCPMConfig, MiniCPMForCausalLM),
+    (DeciLMConfig, DeciLMForCausalLM),
+):
+    AutoConfig.register(_config.model_type, _config)
+    AutoModelForCausalLM.register(_config, _model)

@@ -1,0 +1,147 @@
+"""Configurations as the authors of models publish them, with names of fields and classes that
+transformers does not write."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.model_helpers import (
+    assert_logits_close,
+    load,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
+from transformers import Mistral3Config
+
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+
+TOKENS = [5, 9, 17, 40, 3, 8]
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+
+
+def read(directory: Path, name: str, **fields: Any) -> ModelConfig:
+    values = SIZES | {"architectures": [name]} | fields
+    (directory / "config.json").write_text(json.dumps(values))
+    return ModelConfig.from_directory(directory)
+
+
+def test_the_first_name_of_llama(tmp_path: Path) -> None:
+    first = read(tmp_path, "LLaMAForCausalLM", max_sequence_length=2048, pad_token_id=-1)
+    assert replace(first, architecture="LlamaForCausalLM") == read(tmp_path, "LlamaForCausalLM")
+
+
+def test_the_fields_of_exaone(tmp_path: Path) -> None:
+    model = save(reference_model("exaone", rms_norm_eps=1e-3), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    own = {
+        "num_hidden_layers": "num_layers",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    }
+    expected = our_logits(load(model), TOKENS)
+    published = {own.get(name, name): value for name, value in written.items()}
+    published["architectures"] = ["ExaoneForCausalLM"]
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    assert torch.equal(our_logits(load(model), TOKENS), expected)
+
+
+def test_updates_of_exaone_come_under_the_names_of_files_and_modules(tmp_path: Path) -> None:
+    model = load(save(reference_model("exaone"), tmp_path / "first"))
+    for scale in (1.5, 2.0):
+        other = reference_model("exaone", scale)
+        tensors = dict(other.named_parameters())
+        if scale == 2.0:
+            save(other, tmp_path)
+            tensors = load_file(tmp_path / "model.safetensors")
+            assert "transformer.h.0.mlp.c_fc_0.weight" in tensors
+        model.load_weights(list(tensors.items()))
+        assert_logits_close(our_logits(model, TOKENS), reference_logits(other, TOKENS), 1e-4)
+
+
+@pytest.mark.parametrize("end", ["ForCausalLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("stem", ["Llama", "Exaone"])
+def test_classes_that_transformers_shares_are_told_apart_by_the_type(
+    stem: str, end: str, tmp_path: Path
+) -> None:
+    config = read(tmp_path, stem + end, model_type="exaone")
+    assert config.architecture == f"Exaone{end}"
+
+
+@pytest.mark.parametrize("names", [("qkv_bias", "bias"), ("attention_bias", "mlp_bias")])
+def test_the_biases_of_internlm3(names: tuple[str, str], tmp_path: Path) -> None:
+    layer = read(tmp_path, "InternLM3ForCausalLM", **dict.fromkeys(names, True)).layers[0]
+    assert layer.attention is not None
+    assert layer.attention.bias
+    assert layer.attention.output_bias
+    assert layer.mlp.bias
+    with pytest.raises(EngineStartError, match="qkv_bias that differs from bias"):
+        read(tmp_path, "InternLM3ForCausalLM", **{names[0]: True})
+
+
+def test_layers_of_mimo_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    directory = save(reference_model("mimo"), tmp_path)
+    expected = our_logits(load(directory), TOKENS)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.mtp_layers.0.input_proj.weight"] = torch.ones(48, 96)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    assert torch.equal(our_logits(load(directory), TOKENS), expected)
+
+
+def test_sparse_attention_of_minicpm_limits_the_length(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"max_position_embeddings": 65536, "scale_emb": 12}
+    sparse = {"kernel_size": 32, "topk": 64, "dense_len": 8192}
+    name = "MiniCPMForCausalLM"
+    assert read(tmp_path, name, **fields).max_position_embeddings == 65536
+    limited = read(tmp_path, name, **fields, sparse_config=sparse)
+    assert limited.max_position_embeddings == 8192
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("MiniCPMForCausalLM", {"num_experts": 8}, "num_experts is not supported"),
+        ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "'dense_len' is missing"),
+        ("DeciLMForCausalLM", {}, "'block_configs' must list an object for each of 4 layers"),
+        (
+            "DeciLMForCausalLM",
+            {"block_configs": [{"attention": {"replace_with_linear": True}}] * 4},
+            r"block_configs\[0\]: attention: replace_with_linear True is not supported",
+        ),
+        (
+            "DeciLMForCausalLM",
+            {"block_configs": [{"attention": {"n_heads_in_group": 4}}] * 4},
+            r"n_heads_in_group \(4\) must divide num_attention_heads \(6\)",
+        ),
+        ("IQuestCoderForCausalLM", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported"),
+    ],
+)
+def test_what_these_families_do_not_compute_is_refused(
+    name: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=reason):
+        read(tmp_path, name, **fields)
+
+
+def test_mistral3_is_tied_where_nothing_says_so(tmp_path: Path) -> None:
+    text: dict[str, Any] = SIZES | {"model_type": "mistral"}
+    config = read(tmp_path, "Mistral3ForConditionalGeneration", text_config=text)
+    assert config.tie_word_embeddings is Mistral3Config().tie_word_embeddings is True
+    text["tie_word_embeddings"] = False
+    config = read(tmp_path, "Mistral3ForConditionalGeneration", text_config=text)
+    assert not config.tie_word_embeddings
