@@ -15,10 +15,10 @@ from shmllm.models.vision.fields import read_item_token, vision_fields
 from shmllm.models.vision.qwen_fields import read_qwen_tower, with_vision
 from shmllm.models.vision.specs import Glm4vTower, VisionSpec
 
-__all__ = ["configure", "named_weights", "read_vision"]
+__all__ = ["configure", "named_weights", "read_tower", "read_vision"]
 
 _DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5}
-_SECTIONS = (8, 12, 12)
+SECTIONS = (8, 12, 12)
 _VISION_DEFAULTS: dict[str, Any] = {
     "depth": 24,
     "hidden_size": 1536,
@@ -34,7 +34,7 @@ def configure(fields: Fields) -> ModelConfig:
         raise fields.error("attention_bias false is not supported; supported: true")
     config = glm4.configure(_with_head_dim(fields.with_defaults(_DEFAULTS)))
     vision = read_vision(fields, config)
-    return with_vision(config, fields, vision, _SECTIONS, mixes_axes=False)
+    return with_vision(config, fields, vision, SECTIONS, mixes_axes=False)
 
 
 def _with_head_dim(fields: Fields) -> Fields:
@@ -49,16 +49,30 @@ def _with_head_dim(fields: Fields) -> Fields:
 
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
-    """Returns what the model computes of images; None: it has no ``vision_config``, in which
+    """Returns what the model computes of images; None: it has no ``vision_config``."""
+    return read_tower(fields, config, ("glm4v_vision", "glm4v"), image_token=151_343)
+
+
+def read_tower(
+    fields: Fields, config: ModelConfig, types: tuple[str, ...], *, image_token: int
+) -> VisionSpec | None:
+    """Returns what a model computes of images; None: it has no ``vision_config``, in which
     ``out_hidden_size`` is also the width of the MLPs of its layers, and ``intermediate_size`` that
-    of the one behind them."""
-    vision = vision_fields(fields, "glm4v_vision", "glm4v")
+    of the one behind them.
+
+    Args:
+        fields: the fields of the language model.
+        config: what it is.
+        types: the values that ``model_type`` of ``vision_config`` may have.
+        image_token: the default of ``image_token_id``.
+    """
+    vision = vision_fields(fields, *types)
     if vision is None:
         return None
     shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)
     image_size = vision.integer("image_size", 336, minimum=shared["patch_size"])
     return VisionSpec(
-        image_token=read_item_token(fields, ("image_token_id",), 151_343, config.vocab_size),
+        image_token=read_item_token(fields, ("image_token_id",), image_token, config.vocab_size),
         tower=Glm4vTower(
             **shared,
             inner=config.hidden_size,

@@ -63,6 +63,7 @@ def families(*default: str) -> pytest.MarkDecorator:
         "qwen3_vl_moe",
         "gemma3",
         "glm4v",
+        "glm4v_moe",
         "qwen2_vl",
         "qwen2_5_vl",
         "mistral3",

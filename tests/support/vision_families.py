@@ -283,6 +283,42 @@ FAMILIES = {
             "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 56 * 56 * 8},
         },
     ),
+    "glm4v_moe": VisionFamily(
+        model="Glm4vMoe",
+        text=TEXT
+        | {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [1, 1, 2],
+            },
+        },
+        vision=QWEN | {"depth": 2, "intermediate_size": 48, "patch_size": 14, "image_size": 70},
+        outer={},
+        marks=(*_CHATML, "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>"),
+        image="<|image|>",
+        ids={
+            "image_token_id": "<|image|>",
+            "video_token_id": "<|video|>",
+            "image_start_token_id": "<|begin_of_image|>",
+            "image_end_token_id": "<|end_of_image|>",
+        },
+        chat="<|begin_of_image|><|image|><|end_of_image|>",
+        processor=("Glm4v", "glm4v"),
+        settings=CLIP_MEAN
+        | {
+            "resample": BICUBIC,
+            "patch_size": 14,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 56 * 56 * 8},
+        },
+    ),
     "mistral3": VisionFamily(
         model="Mistral3",
         text=TEXT | {"model_type": "mistral"},

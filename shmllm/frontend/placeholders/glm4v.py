@@ -17,6 +17,7 @@ from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 class Glm4vPlaceholder(SquaresPlaceholder):
     """The defaults of transformers' `Glm4vVisionConfig`."""
 
+    TOKEN: ClassVar[int] = 151_343
     RULES: ClassVar[type[SquaresRules]] = Glm4vRules
     AUTHOR: ClassVar[str] = "GLM-4.1V"
 
@@ -24,7 +25,7 @@ class Glm4vPlaceholder(SquaresPlaceholder):
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         vision = config.table("vision_config")
         text = texts.get("image_token", "<|image|>")
-        token = config.integer("image_token_id", default=151_343, minimum=0)
+        token = config.integer("image_token_id", default=cls.TOKEN, minimum=0)
         return cls(
             **one_token(text, token, mark=f"<|begin_of_image|>{text}<|end_of_image|>"),
             side=None,
@@ -34,3 +35,10 @@ class Glm4vPlaceholder(SquaresPlaceholder):
 
     def expansion(self, item: PreparedItem) -> str:
         return self.token * self.count(item.grid)
+
+
+class Glm4vMoePlaceholder(Glm4vPlaceholder):
+    """GLM-4.5V and 4.6V."""
+
+    TOKEN: ClassVar[int] = 151_363
+    AUTHOR: ClassVar[str] = "GLM-4.5V"

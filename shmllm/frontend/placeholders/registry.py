@@ -9,7 +9,7 @@ from typing import Any
 from shmllm.formats.processor_files import PROCESSOR, read_object
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
-from shmllm.frontend.placeholders.glm4v import Glm4vPlaceholder
+from shmllm.frontend.placeholders.glm4v import Glm4vMoePlaceholder, Glm4vPlaceholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
@@ -26,6 +26,7 @@ from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Glm4vForConditionalGeneration": (Glm4vPlaceholder,),
+    "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),

@@ -11,6 +11,8 @@ import torch
 from transformers import (
     Glm4vConfig,
     Glm4vModel,
+    Glm4vMoeConfig,
+    Glm4vMoeModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLModel,
     Qwen2VLConfig,
@@ -40,6 +42,7 @@ KINDS: dict[str, tuple[Any, Any, dict[str, int]]] = {
         {"intermediate_size": 8, "num_position_embeddings": 16},
     ),
     "GLM-4.1V": (Glm4vConfig, Glm4vModel, {"intermediate_size": 8}),
+    "GLM-4.5V": (Glm4vMoeConfig, Glm4vMoeModel, {"intermediate_size": 8}),
     "Qwen3-VL with experts": (
         Qwen3VLMoeConfig,
         Qwen3VLMoeModel,

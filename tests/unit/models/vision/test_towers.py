@@ -25,7 +25,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-ANY_SIZE = ("glm4v", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+ANY_SIZE = ("glm4v", "glm4v_moe", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 JOINED = ("llava_next",)
 """Families whose tiles make up a picture."""
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
@@ -35,6 +35,7 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
     "qwen3_vl_moe": [(1, 4, 6)],
     "glm4v": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 10, 2)],
+    "glm4v_moe": [(1, 4, 6)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],

@@ -265,6 +265,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("glm4v", TEXT, {"attention_bias": False}, "attention_bias false is not supported"),
     ("glm4v", TEXT, {"head_dim": 32}, "head_dim 32 is not supported; supported: 16"),
     ("glm4v", TEXT, {"model_type": "glm4"}, "model_type 'glm4' is not supported"),
+    ("glm4v_moe", TEXT, {"use_qk_norm": True}, "use_qk_norm true is not supported"),
+    ("glm4v_moe", VISION, {"model_type": "glm4v"}, "supported: glm4v_moe_vision, glm4v_moe"),
     ("mistral3", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
     ("mistral3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
     ("mistral3", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
