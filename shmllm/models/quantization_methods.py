@@ -20,6 +20,7 @@ METHODS: dict[str, str] = {
     "gptq": "gptq",
     "modelopt": "modelopt",
     "mxfp4": "mxfp4",
+    "quark": "quark",
 }
 """For each method its module in `shmllm.models.checkpoint_formats`."""
 

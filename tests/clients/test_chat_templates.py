@@ -105,7 +105,8 @@ class Case(NamedTuple):
         has_content: whether the template writes content beside calls.
         has_several: whether it writes several calls of a message.
         has_reasoning: whether it writes the reasoning of a message behind the last question.
-        answer_end: what ends a message without calls, if it is something else.
+        answer_end: what ends a message without calls, if it is something else; "": the text does.
+        ends_reasoning: whether it writes the end of reasoning that it leaves out.
     """
 
     end: str
@@ -115,6 +116,7 @@ class Case(NamedTuple):
     has_several: bool = True
     has_reasoning: bool = False
     answer_end: str | None = None
+    ends_reasoning: bool = False
 
 
 IM_END = "<|im_end|>"
@@ -154,6 +156,15 @@ CASES = {
         DEEPSEEK_END, "deepseek_v3", "qwen3", has_content=False
     ),
     "deepseek-ai-DeepSeek-V3.1": Case(DEEPSEEK_END, "deepseek_v31", "qwen3"),
+    "GLM-4.6": Case("<|observation|>", "glm45", "qwen3", has_reasoning=True, answer_end=""),
+    "GLM-4.7-Flash": Case(
+        "<|observation|>",
+        "glm47",
+        "qwen3",
+        has_reasoning=True,
+        answer_end="",
+        ends_reasoning=True,
+    ),
     "openai-gpt-oss-120b": Case(
         "<|call|>",
         "openai",
@@ -166,6 +177,7 @@ CASES = {
 }
 ELSEWHERE = {
     "llama-cpp-deepseek-r1": "deepseek_v3",  # needs llama.cpp's own `tojson`
+    "inclusionai-ling-3.0-flash": "glm45",  # whose text between marks begins with a line end
 }
 """The parsers of calls of templates that no case renders."""
 
@@ -176,6 +188,7 @@ FORCED = [
     not in (
         "mistralai-Mistral-Nemo-Instruct-2407",  # adds ids, which its model need not write
         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",  # does not end a single call
+        "GLM-4.6",  # begins with a line end, which its model need not write
         "openai-gpt-oss-120b",  # has the recipient before the channel, its model behind it
     )
 ]
@@ -246,8 +259,10 @@ def reply_in(
     """
     whole = render(template, messages, is_prompt=False)
     prompt = next(each for each in prompts_of(template, messages[0]) if whole.startswith(each))
-    reply, mark, _ = cut_at_mark(whole.removeprefix(prompt), end.split(OR))
-    assert mark
+    reply = whole.removeprefix(prompt)
+    if end:
+        reply, mark, _ = cut_at_mark(reply, end.split(OR))
+        assert mark
     tokenizer: Any = Tokenizer
     found = ReplyFormats(tokenizer).of(prompt, template, [WEATHER, TIME], choice)
     assert found is not None
@@ -319,6 +334,8 @@ def test_calls_are_read_as_the_template_writes_them(
     text, how = reply_in(template, conversation, case.end)
     reasoning, found_content, found = parts_of(parse(text, how))
     assert found == calls
+    if case.ends_reasoning and not is_last:
+        found_content = found_content.removeprefix("</think>")
     assert found_content == (content or "")
     if is_last:
         assert reasoning == (REASONING if case.has_reasoning else "")
@@ -344,7 +361,8 @@ def test_a_forced_call_is_one_that_the_template_writes(name: str, choice: ToolCh
 def test_an_answer_is_content(name: str) -> None:
     case, template = CASES[name], template_of(name)
     answer = said(content=ANSWER, reasoning=REASONING)
-    text, how = reply_in(template, [ASK, answer], case.answer_end or case.end)
+    end = case.end if case.answer_end is None else case.answer_end
+    text, how = reply_in(template, [ASK, answer], end)
     reasoning, content, calls = parts_of(parse(text, how))
     assert (content, calls) == (ANSWER, [])
     assert reasoning == (REASONING if case.has_reasoning else "")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from shmllm.errors import EngineStartError, nearest
 from shmllm.frontend.replies.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from shmllm.frontend.replies.glm import Glm45Parser, Glm47Parser
 from shmllm.frontend.replies.harmony import HarmonyParser, HarmonyReasoning
 from shmllm.frontend.replies.hermes import HermesParser
 from shmllm.frontend.replies.llama3 import Llama3Parser
@@ -29,6 +30,8 @@ ToolParserClass = type[ToolParser] | type[HarmonyParser]
 TOOL_PARSERS: dict[str, ToolParserClass] = {
     "hermes": HermesParser,
     "qwen3_coder": Qwen3CoderParser,
+    "glm45": Glm45Parser,
+    "glm47": Glm47Parser,
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
     "deepseek_v3": DeepSeekV3Parser,
@@ -47,7 +50,9 @@ _TOOL_TEXTS = (
     ("mistral", "[TOOL_CALLS]"),
     ("deepseek_v3", "tool\u2581call\u2581begin", "```json"),
     ("deepseek_v31", "tool\u2581call\u2581begin"),
-    # Formats of their own: GLM-4.5, MiniMax-M3, Apriel and Functionary.
+    ("glm47", "<tool_call>{function-name}<arg_key>"),
+    ("glm45", "<tool_call>{function-name}", "<arg_key>"),
+    # Formats of their own: Laguna, MiniMax-M3, Apriel and Functionary.
     ("", "<tool_call>", "<arg_key>"),
     ("", "<tool_call>", "<invoke name="),
     ("", "<tool_call>", "<tool_calls>"),

@@ -232,6 +232,24 @@ def test_mxfp4_of_compressed_tensors(width: int, tmp_path: Path) -> None:
     check(tmp_path, config, mxfp4_rows((24, width)), "mxfp4")
 
 
+@pytest.mark.parametrize(
+    ("scheme", "block"), [("per_tensor", None), ("per_channel", (1, 320)), ("per_block", (16, 64))]
+)
+def test_quark(scheme: str, block: tuple[int, int] | None, tmp_path: Path) -> None:
+    weights: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": scheme}
+    if scheme == "per_block":
+        weights["block_size"] = list(block or ())
+    keys = {"weight": weights, "output_tensors": {"dtype": "fp8_e4m3"}}
+    method = {
+        "quant_method": "quark",
+        "export": {"weight_format": "real_quantized", "kv_cache_group": ["*k_proj"]},
+        "global_quant_config": {"weight": weights, "input_tensors": None},
+        "layer_quant_config": {"*k_proj": keys, "*router": {"weight": None}},
+        "exclude": ["lm_head"],
+    }
+    check(tmp_path, method, fp8((48, 320), block, ".weight_scale"), "fp8")
+
+
 def test_the_first_name_of_the_field(tmp_path: Path) -> None:
     config = config_group(num_bits=8, strategy="channel", format="int-quantized")
     weight = int_quantized(WIDE, BF16)

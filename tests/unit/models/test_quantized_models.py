@@ -371,6 +371,18 @@ REFUSED: list[tuple[Any, str]] = [
         "m.x: quant_algo 'MXFP8'",
     ),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size 32"),
+    (
+        {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}},
+        "global_quant_config: weight: dtype 'fp4'",
+    ),
+    (
+        {
+            "quant_method": "quark",
+            "layer_quant_config": {"*": {"weight": {"dtype": "fp8_e4m3", "qscheme": "per_group"}}},
+        },
+        "qscheme 'per_group' is not supported",
+    ),
+    ({"quant_method": "quark", "export": {"weight_format": "fake"}}, "weight_format 'fake'"),
     ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllama"}, "exllama"),
     (
         {"quant_method": "auto-round", "bits": 4, "extra_config": {"m.x": {"bits": 8}}},

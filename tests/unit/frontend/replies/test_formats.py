@@ -28,6 +28,8 @@ EXPECTED = {
 # What the templates of more models contain, and their parsers.
 FRAGMENTS = {
     "'<tool_call>' + '<arg_key>' </think>": ("qwen3", None),
+    "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> </think>": ("qwen3", "glm45"),
+    "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key> </think>": ("qwen3", "glm47"),
     "ns_token ~ '<tool_call>' '<invoke name=\"'": (None, None),
     "within <tool_call></tool_call>: <tool_calls>[{": (None, None),
     "'<function=' + name '<|python_tag|>'": (None, None),

@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shmllm.frontend.replies.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from shmllm.frontend.replies.glm import Glm45Parser, Glm47Parser
 from shmllm.frontend.replies.harmony import HarmonyParser
 from shmllm.frontend.replies.hermes import HermesParser
 from shmllm.frontend.replies.llama3 import Llama3Parser
@@ -41,6 +42,11 @@ CODER = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n"
     "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
 )
+GLM45 = (
+    "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
+)
+GLM47 = GLM45.replace("\n", "")
 BEGIN, SEP, END = (
     "<\uff5ctool▁call▁begin\uff5c>",
     "<\uff5ctool▁sep\uff5c>",
@@ -114,6 +120,23 @@ CASES = {
         "<tool_call>\n<function=time>\n<x>\n</function></tool_call>",
         ("", "<tool_call>\n<function=time>\n<x>\n</function></tool_call>", []),
     ),
+    "glm": (lambda: Glm45Parser(TOOLS), f"I look.\n{GLM45}\n", ("", "I look.", CALLS)),
+    "glm, two": (lambda: Glm45Parser(TOOLS), f"{GLM45}\n{GLM45}", ("", "", CALLS * 2)),
+    "glm 4.7": (lambda: Glm47Parser(TOOLS), f"I look.{GLM47}{GLM47}", ("", "I look.", CALLS * 2)),
+    "glm, strings and JSON": (
+        lambda: Glm47Parser(TOOLS),
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>12\n</arg_value>"
+        '<arg_key>units</arg_key><arg_value>["C"]</arg_value></tool_call>',
+        ("", "", [("weather", '{"city": "12\\n", "units": ["C"]}')]),
+    ),
+    "glm, no parameters": (
+        lambda: Glm45Parser(TOOLS),
+        "<tool_call>time\n</tool_call>",
+        ("", "", [("time", "{}")]),
+    ),
+    "glm, no end": (lambda: Glm45Parser(TOOLS), GLM45[:-12], ("", GLM45[:-12], [])),
+    "glm, cut off": (lambda: Glm45Parser(TOOLS), GLM45[:14], ("", GLM45[:14], [])),
+    "glm, JSON": (Glm45Parser, HERMES, ("", HERMES, [])),
     "llama": (
         Llama3Parser,
         '{"name": "weather", "parameters": {"city": "Oslo", "days": 2}}',
