@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from shmllm.cli.items import FOLDER_FLAG
 from shmllm.errors import RequestError
+from shmllm.frontend.given_items import DATA, GivenItem, GivenItems
 from shmllm.frontend.items.ready import by_modality
-from shmllm.frontend.prompt_items import DATA, GivenItem, GivenItems
 from shmllm.params.items import Modality
 
 if TYPE_CHECKING:

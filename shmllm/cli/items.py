@@ -22,9 +22,9 @@ from shmllm.params.items import COUNTED, Modality
 if TYPE_CHECKING:
     from shmllm.batch.sources import SourceKind
     from shmllm.cli.session import CommandSession
+    from shmllm.frontend.given_items import GivenItem
     from shmllm.frontend.items.ready import ReadyItem
     from shmllm.frontend.llm import LLM
-    from shmllm.frontend.prompt_items import GivenItem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -92,8 +92,8 @@ class CommandItems:
         paths = [(modality, path) for modality in FLAGS for path in options.pop(modality)]
         if not paths:
             return cls()
+        from shmllm.frontend.given_items import GivenItem
         from shmllm.frontend.items.files import item_of_path
-        from shmllm.frontend.prompt_items import GivenItem
 
         return cls(
             tuple(
@@ -158,7 +158,7 @@ class CommandItems:
         """
         if not self:
             return []
-        from shmllm.frontend.prompt_items import GivenItems
+        from shmllm.frontend.given_items import GivenItems
 
         first = FLAGS[self._modalities[0]]
         try:

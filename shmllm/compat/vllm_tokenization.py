@@ -8,7 +8,7 @@ from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.prompt_items import has_items
+from shmllm.frontend.given_items import has_items
 from shmllm.frontend.prompts import as_list
 from shmllm.frontend.text.truncation import AS_MANY_AS_FIT, Side, Truncation
 from shmllm.params.unknown_options import reject_unknown_options

@@ -6,8 +6,7 @@ come first, in the order in which they were admitted. Waiting requests follow: f
 served within a front end, and round robin between front ends, but for those whose adapter would be
 one too many in a step. If no block is free, the scheduler preempts the request that was admitted
 last; it gives up its blocks and waits ahead of all others to be recomputed. Under the policy
-"priority" all three orders are that of (priority, arrival), and the scheduler preempts the last
-running request in that order.
+"priority" all three orders are that of (priority, arrival), whose last request is preempted.
 
 A step may be planned while the previous step still runs. The plan then includes a token whose value
 is not known yet, and the scheduler notices one step late that a request has ended.

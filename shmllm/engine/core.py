@@ -1,10 +1,9 @@
 """The engine core: it schedules a step, runs it, and applies its results.
 
 If the runner overlaps steps, the core schedules and submits a step while the previous one runs, and
-then applies the previous one's results: two steps are submitted at a time. The parts of a step that
-depend on the previous step's tokens wait for `Step.release`. If the runner is a pipeline, as many
-steps are submitted as it has batches, and a request samples in one of them at a time. Else every
-step ends before the next one is scheduled.
+then applies the previous one's results: two steps are submitted at a time. What depends on the
+previous step's tokens waits for `Step.release`. If the runner is a pipeline, it has as many steps
+as batches, and a request samples in one of them at a time. Else steps follow each other.
 
 This module contains no transport, no signals and no process; those are in `engine.process`. The
 same core runs in the caller's process for `LLM(multiprocess=False)`.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.frontend.prompt_items import GivenItem, GivenItems
+from shmllm.frontend.given_items import GivenItem, GivenItems
 from shmllm.frontend.text.chat_messages import ITEM_PARTS
 from shmllm.params.items import Modality
 

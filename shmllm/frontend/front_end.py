@@ -20,11 +20,12 @@ from shmllm.config.front_end import FrontEndConfig
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults
+from shmllm.frontend.given_items import DATA, overrides_of
 from shmllm.frontend.input_processor import InputProcessor, Params, PreparedRequest, match_params
 from shmllm.frontend.items.ready import by_modality
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.progress import Progress, Shown, progress_of
-from shmllm.frontend.prompt_items import DATA, ItemOptions, PromptItems, overrides_of
+from shmllm.frontend.prompt_items import ItemOptions, PromptItems
 from shmllm.frontend.prompts import Prompt, TokensPrompt
 from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
 from shmllm.frontend.replies.parser import Tools

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shmllm.errors import RequestError
-from shmllm.frontend.prompt_items import has_items
+from shmllm.frontend.given_items import has_items
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation

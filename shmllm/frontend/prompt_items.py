@@ -1,5 +1,4 @@
-"""Items of prompts, such as images: checks what users give, prepares it once, and makes items of
-the wire.
+"""Items of prompts, such as images: prepares each once, and makes items of the wire.
 
 This module must not know how items are prepared or where they are from.
 """
@@ -13,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.formats.text_files import read_text
+from shmllm.frontend.given_items import DATA, GivenItem, GivenItems, counted
 from shmllm.frontend.item_sizes import check_sizes, check_spans
 from shmllm.frontend.items.ready import ReadyItem, prepared_of
 from shmllm.params.items import COUNTED, MODALITIES, Item, Modality, Span
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 MOST_ITEMS = 999
 MOST_UUIDS = 2**16
 """How many of the user's names for items are remembered."""
-DATA = "multi_modal_data"
-UUIDS = "multi_modal_uuids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +44,6 @@ class ItemOptions:
     limits: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GivenItem:
-    """What a user gives for an item.
-
-    Attributes:
-        modality: what it is.
-        value: the item; None if one of the same name was given before.
-        uuid: the user's name for it; None: it has none.
-    """
-
-    modality: Modality
-    value: Any
-    uuid: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GivenItems:
-    """What a prompt has of items.
-
-    Attributes:
-        items: those of a modality in the order of their marks.
-        overrides: `mm_processor_kwargs` of this prompt.
-    """
-
-    items: Sequence[GivenItem]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.items)
 
 
 class PromptItems:
@@ -172,7 +138,7 @@ class PromptItems:
             self._check_taken(modality, name)
             if count > self._most[modality]:
                 raise RequestError(
-                    f"{name} has {_counted(modality, count)}; limit_mm_per_prompt allows "
+                    f"{name} has {counted(modality, count)}; limit_mm_per_prompt allows "
                     f"{self._most[modality]}",
                     parameter=DATA,
                     value=count,
@@ -311,85 +277,6 @@ class PromptItems:
                 f'{{"prompt": ..., "{DATA}": {{"{modality}": ...}}}}',
                 parameter=DATA,
             )
-
-
-def has_items(prompt: Mapping[str, Any]) -> bool:
-    """Whether a prompt that is a dict has items; it may be malformed."""
-    return bool(prompt.get(DATA) or prompt.get(UUIDS))
-
-
-def given_items(name: str, prompt: Mapping[str, Any]) -> GivenItems | None:
-    """What a prompt that is a dict has of items; None: nothing.
-
-    Args:
-        name: what errors call the prompt.
-        prompt: may have "multi_modal_data", "multi_modal_uuids" and "mm_processor_kwargs".
-
-    Raises:
-        RequestError: one of them is malformed, or has something unknown.
-    """
-    data, uuids = (_table(name, prompt, key) for key in (DATA, UUIDS))
-    overrides = overrides_of(name, prompt.get("mm_processor_kwargs"))
-    found = [
-        item
-        for modality in dict.fromkeys([*data, *uuids])
-        for item in _given_of(name, modality, data.get(modality), uuids.get(modality))
-    ]
-    return GivenItems(found, overrides) if found else None
-
-
-def overrides_of(name: str, given: Any) -> Mapping[str, Any]:
-    """The `mm_processor_kwargs` of a prompt; None stands for none.
-
-    Raises:
-        RequestError: they are no dict.
-    """
-    if given is not None and not isinstance(given, Mapping):
-        raise RequestError(f"{name}: 'mm_processor_kwargs' must be a dict, got {given!r}")
-    return given or {}
-
-
-def _given_of(name: str, modality: Modality, data: Any, uuids: Any) -> list[GivenItem]:
-    values = _as_list(modality, data)
-    names = _as_list("uuid", uuids) or [None] * len(values)
-    if not values and any(each is not None for each in names):
-        values = [None] * len(names)
-    if len(names) != len(values):
-        raise RequestError(
-            f"{name} has {_counted(modality, len(values))} and {len(names)} uuids of them"
-        )
-    if any(each is not None and not isinstance(each, str) for each in names):
-        raise RequestError(f"{name}: a uuid must be a str or None")
-    return [GivenItem(modality, *each) for each in zip(values, names, strict=True)]
-
-
-def _table(name: str, prompt: Mapping[str, Any], key: str) -> dict[Modality, Any]:
-    found = prompt.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise RequestError(f'{name}: {key!r} must be a dict such as {{"image": ...}}')
-    for modality, value in found.items():
-        if modality not in MODALITIES and value is not None:
-            raise RequestError(
-                f"{name}: {key!r} has {modality!r}; supported are {', '.join(MODALITIES)}"
-            )
-    return {modality: value for modality, value in found.items() if value is not None}
-
-
-def _as_list(kind: str, value: Any) -> list[Any]:
-    """Several items, or one: a tuple may be a sound or video with its rate, a list of numbers a
-    sound, and a list of images a video."""
-    if value is None:
-        return []
-    several = isinstance(value, list) or (isinstance(value, tuple) and kind in ("image", "uuid"))
-    if several and value and kind == "audio":
-        several = not isinstance(value[0], Real)  # numpy's numbers are registered there
-    if several and value and kind == "video":
-        several = not hasattr(value[0], "getbands") and getattr(value[0], "ndim", 4) != 3
-    return [*value] if several else [value]
-
-
-def _counted(modality: Modality, count: int) -> str:
-    return f"{count} {COUNTED[modality].removesuffix('s') if count == 1 else COUNTED[modality]}"
 
 
 def _limit_of(limits: Mapping[str, Any], modality: Modality) -> int:

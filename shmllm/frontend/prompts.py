@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from shmllm.errors import RequestError
+from shmllm.frontend.given_items import GivenItems, given_items
 from shmllm.frontend.items.ready import ReadyItem
-from shmllm.frontend.prompt_items import GivenItems, given_items
 from shmllm.frontend.replies.formats import ReplyFormat
 
 

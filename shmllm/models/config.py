@@ -22,6 +22,7 @@ from shmllm.models.config_file import (
 )
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec
+from shmllm.models.kv_sources import check_sources, sources_of
 from shmllm.models.mixer_specs import (
     WITHIN_ITEMS,
     AttentionSpec,
@@ -150,22 +151,7 @@ class ModelConfig:
             raise EngineStartError(
                 f"{self.architecture}: models without a layer that mixes tokens are not supported"
             )
-        for index, source in self.kv_sources.items():
-            if (problem := self._problem_of_source(index, source)) is not None:
-                raise EngineStartError(
-                    f"{self.architecture}: layer {index} has no keys and values and reads those of "
-                    f"layer {source}, which {problem}"
-                )
-
-    def _problem_of_source(self, index: int, source: int) -> str | None:
-        """Returns why a layer cannot read the keys and values of another one."""
-        own, other = self.layers[index].attention, self.layers[source].attention
-        assert own is not None, "it has a source"
-        if source >= index or other is None or source in self.kv_sources:
-            return "is no earlier layer with attention of its own"
-        reads_same = own.window == other.window or isinstance(own.ahead, Encoded)
-        is_same = own.kv == other.kv and reads_same
-        return None if is_same else "has other heads or another window"
+        check_sources(self.architecture, self.loaded_layers)
 
     @classmethod
     def from_directory(cls, path: Path) -> ModelConfig:
@@ -340,12 +326,8 @@ class ModelConfig:
 
     @property
     def kv_sources(self) -> dict[int, int]:
-        """For each layer that reads the keys and values of another one, that layer."""
-        return {
-            index: layer.attention.source
-            for index, layer in enumerate(self.loaded_layers)
-            if layer.attention is not None and layer.attention.source is not None
-        }
+        """See `sources_of`."""
+        return sources_of(self.loaded_layers)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmllm import LLM
+from shmllm.frontend.given_items import GivenItem, GivenItems
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.prompt_items import GivenItem, GivenItems
 
 
 def prepared_of(llm: LLM, images: Sequence[Any]) -> list[PreparedItem]:

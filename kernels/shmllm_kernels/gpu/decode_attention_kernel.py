@@ -1,8 +1,7 @@
 """The kernel of the attention of decodes, which `decode_attention` launches.
 
-The rows of a program are the query heads that share a kv head, of a request's first token, then of
-its second. All loads of a program's heads come before what is computed of them, and those that do
-not depend on the launch before come before the wait for it.
+A program's rows are the query heads that share a kv head, of a request's first token, then of its
+second. Its loads come first, and those that do not depend on the launch before precede all others.
 """
 
 from __future__ import annotations
@@ -158,8 +157,7 @@ def _new_tokens(starts_ptr, request, MAX_TOKENS: tl.constexpr):
 @triton.jit
 def part_of(
     step, request, kv_head, split, window, HAS_WINDOW: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, MAX_TOKENS: tl.constexpr,
-    SEES_NEW: tl.constexpr,
+    FEWEST_KEYS: tl.constexpr, TILE: tl.constexpr, MAX_TOKENS: tl.constexpr, SEES_NEW: tl.constexpr,
 ):  # fmt: skip
     """Returns a part of a request's context."""
     token, query_len, is_padding = _new_tokens(step.starts, request, MAX_TOKENS)

@@ -124,7 +124,7 @@ class ChatItems:
         return {"type": modality, modality: self._prepared(part, url_of(part))}
 
     def _prepared(self, part: Part, name: str) -> ReadyItem:
-        from shmllm.frontend.prompt_items import GivenItem, GivenItems
+        from shmllm.frontend.given_items import GivenItem, GivenItems
 
         key = (url_of(part), part.get("uuid"))
         if key not in self._ready:

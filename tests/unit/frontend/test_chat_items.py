@@ -15,7 +15,7 @@ from PIL import Image
 from shmllm.errors import RequestError
 from shmllm.frontend.audio.opening import Sound
 from shmllm.frontend.chat_items import take_items
-from shmllm.frontend.prompt_items import GivenItem
+from shmllm.frontend.given_items import GivenItem
 
 WAVE = (np.sin(np.arange(400) * 0.2) * 16000).astype(np.int16)
 WHERE = "messages[0].content[1]"

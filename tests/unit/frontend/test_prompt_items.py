@@ -13,15 +13,10 @@ from support.fakes import info
 from shmllm.config.items import ItemInfo
 from shmllm.errors import RequestError
 from shmllm.frontend import item_sizes, prompt_items
+from shmllm.frontend.given_items import GivenItem, GivenItems, given_items
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.ready import ReadyItem
-from shmllm.frontend.prompt_items import (
-    GivenItem,
-    GivenItems,
-    ItemOptions,
-    PromptItems,
-    given_items,
-)
+from shmllm.frontend.prompt_items import ItemOptions, PromptItems
 
 MOST_EMBEDS = 8
 

@@ -1,0 +1,48 @@
+"""Layers that store no keys and values and read those of an earlier one.
+
+This module owns which they are, and which of them a model may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shmllm.errors import EngineStartError
+from shmllm.models.mixer_specs import Encoded
+from shmllm.models.specs import LayerSpec
+
+
+def sources_of(layers: Sequence[LayerSpec]) -> dict[int, int]:
+    """For each layer that reads the keys and values of another one, that layer."""
+    return {
+        index: layer.attention.source
+        for index, layer in enumerate(layers)
+        if layer.attention is not None and layer.attention.source is not None
+    }
+
+
+def check_sources(architecture: str, layers: Sequence[LayerSpec]) -> None:
+    """Check that each of them can read what its source stores.
+
+    Raises:
+        EngineStartError: one cannot; the message says which, and why.
+    """
+    sources = sources_of(layers)
+    for index, source in sources.items():
+        if (problem := _problem_of(layers, index, sources)) is not None:
+            raise EngineStartError(
+                f"{architecture}: layer {index} has no keys and values and reads those of "
+                f"layer {source}, which {problem}"
+            )
+
+
+def _problem_of(layers: Sequence[LayerSpec], index: int, sources: dict[int, int]) -> str | None:
+    """Why a layer cannot read the keys and values of its source."""
+    source = sources[index]
+    own, other = layers[index].attention, layers[source].attention
+    assert own is not None, "it has a source"
+    if source >= index or other is None or source in sources:
+        return "is no earlier layer with attention of its own"
+    reads_same = own.window == other.window or isinstance(own.ahead, Encoded)
+    is_same = own.kv == other.kv and reads_same
+    return None if is_same else "has other heads or another window"
