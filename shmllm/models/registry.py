@@ -63,6 +63,8 @@ ARCHITECTURES: dict[str, str] = {
     "GraniteMoeForCausalLM": "granite_moe",
     "GraniteMoeSharedForCausalLM": "granite_moe_shared",
     "KimiK25ForConditionalGeneration": "deepseek_v3",
+    "KimiVLForConditionalGeneration": "deepseek_v3",
+    "Kimi_K25ForConditionalGeneration": "deepseek_v3",
     "KimiLinearForCausalLM": "kimi_linear",
     "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
     "GraniteMoeSWAForCausalLM": "granite_moe_swa",
@@ -168,6 +170,8 @@ _WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "KimiK25ForConditionalGeneration": ("deepseek_v3",),
+    "KimiVLForConditionalGeneration": ("deepseek_v3",),
+    "Kimi_K25ForConditionalGeneration": ("deepseek_v3",),
     "Gemma3ForConditionalGeneration": ("gemma3_text",),
     "Gemma3nForConditionalGeneration": ("gemma3n_text",),
     "Gemma4ForConditionalGeneration": ("gemma4_text",),
