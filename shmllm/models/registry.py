@@ -85,6 +85,7 @@ ARCHITECTURES: dict[str, str] = {
     "Lfm2VlForConditionalGeneration": "lfm2",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4",
+    "LlamaBidirectionalModel": "llama_bidirectional",
     "LlamaForCausalLM": "llama",
     "LLaMAForCausalLM": "llama",
     "LlavaForConditionalGeneration": "llava",
