@@ -14,6 +14,7 @@ StoredMethodName = Literal[
     "awq_marlin",
     "bitsandbytes",
     "compressed-tensors",
+    "fbgemm_fp8",
     "fp8",
     "gguf",
     "gptq",
@@ -23,6 +24,7 @@ StoredMethodName = Literal[
     "modelopt_fp4",
     "mxfp4",
     "gpt_oss_mxfp4",
+    "quark",
 ]
 """vLLM's names for what a checkpoint is."""
 
@@ -37,6 +39,7 @@ STORED_METHODS: dict[StoredMethodName, str] = {
     "awq_marlin": "awq",
     "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed-tensors",
+    "fbgemm_fp8": "fbgemm_fp8",
     "fp8": "fp8",
     "gguf": "gguf",
     "gptq": "gptq",
@@ -46,6 +49,7 @@ STORED_METHODS: dict[StoredMethodName, str] = {
     "modelopt_fp4": "modelopt",
     "mxfp4": "mxfp4",
     "gpt_oss_mxfp4": "mxfp4",
+    "quark": "quark",
 }
 """The method of the checkpoint, ``quant_method`` of its config.json or "gguf", by vLLM's names: it
 has a name for each of its kernels as well."""
