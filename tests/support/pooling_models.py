@@ -75,7 +75,7 @@ def make_pooling_model(kind: str, suffix: str, directory: Path, **config: Any) -
     """
     family, recipe = RECIPES[kind]
     torch.manual_seed(7)
-    place = remote_families if hasattr(remote_families, f"{family}Model") else transformers
+    place = transformers if hasattr(transformers, f"{family}Config") else remote_families
     settings = getattr(place, f"{family}Config")(**(SHAPE | recipe | config))
     model = getattr(place, family + suffix)(settings).eval()
     draw(model)
