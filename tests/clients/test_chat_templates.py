@@ -165,6 +165,9 @@ CASES = {
         answer_end="",
         ends_reasoning=True,
     ),
+    "moonshotai-Kimi-K2": Case(IM_END, "kimi_k2"),
+    "MiniMax-M2": Case("[e~[", "minimax_m2", "qwen3", has_reasoning=True),
+    "ByteDance-Seed-OSS": Case("<seed:eos>", "seed_oss", "seed_oss", has_reasoning=True),
     "openai-gpt-oss-120b": Case(
         "<|call|>",
         "openai",
@@ -177,6 +180,8 @@ CASES = {
 }
 ELSEWHERE = {
     "llama-cpp-deepseek-r1": "deepseek_v3",  # needs llama.cpp's own `tojson`
+    "Kimi-K2-Instruct": "kimi_k2",  # changes a list, which sandboxes refuse
+    "Kimi-K2-Thinking": "kimi_k2",  # likewise
     "inclusionai-ling-3.0-flash": "glm45",  # whose text between marks begins with a line end
 }
 """The parsers of calls of templates that no case renders."""
@@ -189,6 +194,8 @@ FORCED = [
         "mistralai-Mistral-Nemo-Instruct-2407",  # adds ids, which its model need not write
         "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",  # does not end a single call
         "GLM-4.6",  # begins with a line end, which its model need not write
+        "ByteDance-Seed-OSS",  # likewise
+        "MiniMax-M2",  # has three line ends before a call
         "openai-gpt-oss-120b",  # has the recipient before the channel, its model behind it
     )
 ]

@@ -58,6 +58,18 @@ def pooled(kind: PoolingType, *, uses_head: bool = True) -> Pooling:
     return Pooling(kind, normalize=False, uses_head=uses_head)
 
 
+def test_a_llama_that_attends_both_ways_pools_as_its_config_says(tmp_path: Path) -> None:
+    model = make_pooling_model("llama_bidirectional", "Model", tmp_path)
+    rewrite_config(tmp_path, is_causal=None)  # published files have the name of the class alone
+    write_tokenizer(tmp_path)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+        found = [np.array(each.outputs.embedding, np.float32) for each in llm.embed(prompts)]
+    means = [torch.nn.functional.normalize(x.mean(0), dim=0) for x in states_of(model)]
+    assert_vectors_close(found, means, TOLERANCE)
+
+
 @pytest.mark.parametrize("suffix", ["Model", "ForMaskedLM"])
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_hidden_states_of_encoders(kind: str, suffix: str, tmp_path: Path) -> None:

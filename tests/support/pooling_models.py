@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 import transformers
 from safetensors.torch import save_file
+from support import remote_families
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from shmllm import LLM, LoRARequest
@@ -54,6 +55,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         | DECODER,
     ),
     "llama": ("Llama", DECODER),
+    "llama_bidirectional": ("LlamaBidirectional", DECODER),
     "mistral": ("Mistral", DECODER | {"sliding_window": 24}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3", DECODER),
@@ -73,8 +75,9 @@ def make_pooling_model(kind: str, suffix: str, directory: Path, **config: Any) -
     """
     family, recipe = RECIPES[kind]
     torch.manual_seed(7)
-    settings = getattr(transformers, f"{family}Config")(**(SHAPE | recipe | config))
-    model = getattr(transformers, family + suffix)(settings).eval()
+    place = transformers if hasattr(transformers, f"{family}Config") else remote_families
+    settings = getattr(place, f"{family}Config")(**(SHAPE | recipe | config))
+    model = getattr(place, family + suffix)(settings).eval()
     draw(model)
     model.save_pretrained(directory)
     return model

@@ -14,6 +14,7 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaModel,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -54,6 +55,17 @@ class DeciLMConfig(LlamaConfig):  # type: ignore[misc]
     model_type = "nemotron-nas"
 
     block_configs: list[dict[str, Any]] | None = None
+
+
+class LlamaBidirectionalConfig(LlamaConfig):  # type: ignore[misc]
+    model_type = "llama_bidirec"
+
+    is_causal: bool = False
+    pooling: str = "avg"
+
+
+class LlamaBidirectionalModel(LlamaModel):  # type: ignore[misc]
+    config_class = LlamaBidirectionalConfig
 
 
 class DeciLMLayer(LlamaDecoderLayer):  # type: ignore[misc]

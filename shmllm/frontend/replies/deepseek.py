@@ -7,31 +7,38 @@ V3.1 is `NAME<sep>` and the arguments.
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.parser import Format, ToolParser, Tools, name_of, separated, tag_of
 from shmllm.outputs.reply import FunctionCall
 
-_CALL, _END = "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>"
-_SEPARATOR = "<\uff5ctool▁sep\uff5c>"
 _FENCE = re.compile(r"```json\s*(.*?)\s*```\s*", re.DOTALL)
 
 
-class DeepSeekV31Parser(ToolParser):
-    begin = "<\uff5ctool▁calls▁begin\uff5c>"
-    end = "<\uff5ctool▁calls▁end\uff5c>"
+class SectionParser(ToolParser):
+    """Calls in a section: names, separators and arguments as JSON.
+
+    Attributes:
+        call, close: what is around each call.
+        separator: what is between its name and its arguments.
+    """
+
+    call: ClassVar[str]
+    close: ClassVar[str]
+    separator: ClassVar[str]
 
     def read(self, body: str) -> list[FunctionCall]:
-        calls = [self._call(part) for part in body.split(_CALL)[1:]]
+        calls = [self._call(part) for part in body.split(self.call)[1:]]
         if not calls:
             raise ValueError("no call")
         return calls
 
     def _call(self, text: str) -> FunctionCall:
-        head, separator, rest = text.partition(_SEPARATOR)
+        head, separator, rest = text.partition(self.separator)
         if not separator:
             raise ValueError("no name")
-        name, arguments = self._split(head, rest.partition(_END)[0])
+        name, arguments = self._split(head, rest.partition(self.close)[0])
         return FunctionCall(name, write_json(read_json(arguments)))
 
     def _split(self, head: str, rest: str) -> tuple[str, str]:
@@ -40,9 +47,19 @@ class DeepSeekV31Parser(ToolParser):
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
-        tags = [tag_of(f"{_CALL}{name_of(tool)}{_SEPARATOR}", tool, _END) for tool in tools]
+        tags = [
+            tag_of(f"{cls.call}{name_of(tool)}{cls.separator}", tool, cls.close) for tool in tools
+        ]
         calls = separated(tags, "", has_one)
         return {"type": "tag", "begin": cls.begin, "content": calls, "end": cls.end}
+
+
+class DeepSeekV31Parser(SectionParser):
+    begin = "<\uff5ctool▁calls▁begin\uff5c>"
+    end = "<\uff5ctool▁calls▁end\uff5c>"
+    call = "<\uff5ctool▁call▁begin\uff5c>"
+    close = "<\uff5ctool▁call▁end\uff5c>"
+    separator = "<\uff5ctool▁sep\uff5c>"
 
 
 class DeepSeekV3Parser(DeepSeekV31Parser):
@@ -54,7 +71,11 @@ class DeepSeekV3Parser(DeepSeekV31Parser):
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
         tags = [
-            tag_of(f"{_CALL}function{_SEPARATOR}{name_of(tool)}\n```json\n", tool, f"\n```{_END}")
+            tag_of(
+                f"{cls.call}function{cls.separator}{name_of(tool)}\n```json\n",
+                tool,
+                f"\n```{cls.close}",
+            )
             for tool in tools
         ]
         calls = separated(tags, "\n", has_one)

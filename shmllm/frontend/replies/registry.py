@@ -12,10 +12,13 @@ from shmllm.frontend.replies.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from shmllm.frontend.replies.glm import Glm45Parser, Glm47Parser
 from shmllm.frontend.replies.harmony import HarmonyParser, HarmonyReasoning
 from shmllm.frontend.replies.hermes import HermesParser
+from shmllm.frontend.replies.kimi import KimiK2Parser
 from shmllm.frontend.replies.llama3 import Llama3Parser
+from shmllm.frontend.replies.minimax import MiniMaxM2Parser
 from shmllm.frontend.replies.mistral import MistralParser, mistral_parser
 from shmllm.frontend.replies.parser import ReasoningParser, ToolParser
 from shmllm.frontend.replies.qwen3_coder import Qwen3CoderParser
+from shmllm.frontend.replies.seed_oss import SeedOssParser, SeedOssReasoning
 from shmllm.frontend.replies.think import DeepSeekR1Parser, MagistralParser, ThinkParser
 
 AUTO = "auto"
@@ -25,6 +28,7 @@ REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "deepseek_r1": DeepSeekR1Parser,
     "mistral": MagistralParser,
     "openai_gptoss": HarmonyReasoning,
+    "seed_oss": SeedOssReasoning,
 }
 ToolParserClass = type[ToolParser] | type[HarmonyParser]
 TOOL_PARSERS: dict[str, ToolParserClass] = {
@@ -37,12 +41,16 @@ TOOL_PARSERS: dict[str, ToolParserClass] = {
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekV31Parser,
     "openai": HarmonyParser,
+    "kimi_k2": KimiK2Parser,
+    "minimax_m2": MiniMaxM2Parser,
+    "seed_oss": SeedOssParser,
 }
 
 # The first line whose texts are all in a template decides.
 _REASONING_TEXTS = (
     ("openai_gptoss", "<|channel|>analysis"),
     ("mistral", "[THINK]"),
+    ("seed_oss", "</seed:think>"),
     ("qwen3", "</think>"),
 )
 _TOOL_TEXTS = (
@@ -50,6 +58,9 @@ _TOOL_TEXTS = (
     ("mistral", "[TOOL_CALLS]"),
     ("deepseek_v3", "tool\u2581call\u2581begin", "```json"),
     ("deepseek_v31", "tool\u2581call\u2581begin"),
+    ("kimi_k2", "<|tool_calls_section_begin|>"),
+    ("minimax_m2", "<minimax:tool_call>", '<invoke name="'),
+    ("seed_oss", "<seed:tool_call>"),
     ("glm47", "<tool_call>{function-name}<arg_key>"),
     ("glm45", "<tool_call>{function-name}", "<arg_key>"),
     # Formats of their own: Laguna, MiniMax-M3, Apriel and Functionary.

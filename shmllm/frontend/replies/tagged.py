@@ -6,6 +6,8 @@ booleans and null as Python does or as JSON has them, and so do the models.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -46,10 +48,16 @@ class TaggedParser(ToolParser):
     between: ClassVar[str] = "\n"
 
     def read(self, body: str) -> list[FunctionCall]:
-        function = self.function.fullmatch(body)
-        if function is None:
-            raise ValueError("no call")
-        name, rest = function[1].strip(), function[2].strip()
+        calls: list[FunctionCall] = []
+        while body or not calls:
+            function = self.function.match(body)
+            if function is None:
+                raise ValueError("no call")
+            calls.append(self._call(function[1].strip(), function[2].strip()))
+            body = body[function.end() :]
+        return calls
+
+    def _call(self, name: str, rest: str) -> FunctionCall:
         tool = next((tool for tool in self._tools if name_of(tool) == name), None)
         properties = {} if tool is None else _properties(tool)
         arguments = {}
@@ -60,7 +68,7 @@ class TaggedParser(ToolParser):
             key = found[1].strip()
             arguments[key] = _value(found[2], properties.get(key))
             rest = rest[found.end() :]
-        return [FunctionCall(name, write_json(arguments))]
+        return FunctionCall(name, write_json(arguments))
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
@@ -146,9 +154,20 @@ def _value(text: str, schema: Any) -> Any:
     try:
         value = _PYTHON[text] if text in _PYTHON else read_json(text)
     except (ValueError, RecursionError):
-        return text
+        return _python_value(text) if types & {"array", "object"} else text
     is_wrong = "string" in types and not types & _types_of(value)
     return text if is_wrong else value
+
+
+def _python_value(text: str) -> Any:
+    """The list or the dict that a text writes as Python does, as Seed-OSS's template has them; the
+    text itself if it is none, or holds what JSON does not have."""
+    try:
+        value = ast.literal_eval(text)
+        copied = read_json(json.dumps(value, allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return copied if isinstance(value, list | dict) else text
 
 
 def _plain_string(tool: Mapping[str, Any], key: str, schema: Mapping[str, Any]) -> Format:

@@ -224,17 +224,27 @@ def test_layers_that_predict_several_tokens_are_left_out(tmp_path: Path) -> None
         load(tmp_path)
 
 
-def test_kimi_k25_has_the_language_model_of_deepseek_v3(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "projector"),
+    [
+        ("KimiK25", "mm_projector.proj.0"),
+        ("Kimi_K25", "mm_projector.proj.0"),
+        ("KimiVL", "multi_modal_projector.linear_1"),
+    ],
+)
+def test_the_language_model_of_kimi_with_images_is_that_of_deepseek_v3(
+    name: str, projector: str, tmp_path: Path
+) -> None:
     reference = make(num_nextn_predict_layers=0)
     save(reference, tmp_path)
     path, config_path = tmp_path / "model.safetensors", tmp_path / "config.json"
     stored = {f"language_model.{name}": tensor for name, tensor in load_file(path).items()} | {
         "vision_tower.x.weight": torch.ones(2),
-        "mm_projector.proj.0.weight": torch.ones(2),
+        f"{projector}.weight": torch.ones(2),
     }
     save_file(stored, path)
     text = json.loads(config_path.read_text()) | {"model_type": "kimi_k2"}
-    outer = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
+    outer = {"architectures": [f"{name}ForConditionalGeneration"], "text_config": text}
     config_path.write_text(json.dumps(outer))
     assert_computes(load(tmp_path), reference)
     config_path.write_text(json.dumps(outer | {"text_config": text | {"model_type": "llama"}}))

@@ -117,6 +117,8 @@ def test_sparse_attention_of_minicpm_limits_the_length(tmp_path: Path) -> None:
     [
         ("MiniCPMForCausalLM", {"num_experts": 8}, "num_experts is not supported"),
         ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "'dense_len' is missing"),
+        ("LlamaBidirectionalModel", {"pooling": "cls_avg"}, "pooling 'cls_avg' is not supported"),
+        ("LlamaBidirectionalModel", {"temperature": 0.2}, "temperature 0.2 is not supported"),
         ("DeciLMForCausalLM", {}, "'block_configs' must list an object for each of 4 layers"),
         (
             "DeciLMForCausalLM",

@@ -11,10 +11,13 @@ from shmllm.frontend.replies.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from shmllm.frontend.replies.glm import Glm45Parser, Glm47Parser
 from shmllm.frontend.replies.harmony import HarmonyParser
 from shmllm.frontend.replies.hermes import HermesParser
+from shmllm.frontend.replies.kimi import KimiK2Parser
 from shmllm.frontend.replies.llama3 import Llama3Parser
+from shmllm.frontend.replies.minimax import MiniMaxM2Parser
 from shmllm.frontend.replies.mistral import MistralParser
 from shmllm.frontend.replies.parser import TwoParsers
 from shmllm.frontend.replies.qwen3_coder import Qwen3CoderParser
+from shmllm.frontend.replies.seed_oss import SeedOssParser, SeedOssReasoning
 from shmllm.frontend.replies.think import DeepSeekR1Parser, MagistralParser, ThinkParser
 from shmllm.outputs.reply import Reply
 
@@ -47,6 +50,15 @@ GLM45 = (
     "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
 )
 GLM47 = GLM45.replace("\n", "")
+KIMI = f"<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{OSLO}<|tool_call_end|>"
+MINIMAX = (
+    '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
+    '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>'
+)
+SEED = (
+    "<seed:tool_call>\n<function=weather>\n<parameter=city>Oslo</parameter>\n"
+    "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>"
+)
 BEGIN, SEP, END = (
     "<\uff5ctool▁call▁begin\uff5c>",
     "<\uff5ctool▁sep\uff5c>",
@@ -137,6 +149,29 @@ CASES = {
     "glm, no end": (lambda: Glm45Parser(TOOLS), GLM45[:-12], ("", GLM45[:-12], [])),
     "glm, cut off": (lambda: Glm45Parser(TOOLS), GLM45[:14], ("", GLM45[:14], [])),
     "glm, JSON": (Glm45Parser, HERMES, ("", HERMES, [])),
+    "kimi": (
+        KimiK2Parser,
+        f"I look.<|tool_calls_section_begin|>{KIMI}<|tool_calls_section_end|>",
+        ("", "I look.", CALLS),
+    ),
+    "kimi, two": (
+        KimiK2Parser,
+        f"<|tool_calls_section_begin|>{KIMI}{KIMI}<|tool_calls_section_end|>",
+        ("", "", CALLS * 2),
+    ),
+    "minimax": (lambda: MiniMaxM2Parser(TOOLS), f"I look.\n{MINIMAX}", ("", "I look.", CALLS)),
+    "minimax, two in one": (
+        lambda: MiniMaxM2Parser(TOOLS),
+        MINIMAX.replace("</invoke>", '</invoke>\n<invoke name="time"></invoke>'),
+        ("", "", [*CALLS, ("time", "{}")]),
+    ),
+    "minimax, none": (
+        MiniMaxM2Parser,
+        "<minimax:tool_call>\n</minimax:tool_call>",
+        ("", "<minimax:tool_call>\n</minimax:tool_call>", []),
+    ),
+    "seed": (lambda: SeedOssParser(TOOLS), f"I look.\n{SEED}", ("", "I look.", CALLS)),
+    "seed, reasoning": (SeedOssReasoning, "<seed:think>Hm.</seed:think>\nYes", ("Hm.", "Yes", [])),
     "llama": (
         Llama3Parser,
         '{"name": "weather", "parameters": {"city": "Oslo", "days": 2}}',
@@ -285,6 +320,9 @@ OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
         ("42", {"oneOf": [{"type": "string"}, {"type": "number"}]}, 42),
         ("1.5", {"type": ["number", "string"]}, 1.5),
         ("[1", {"type": "array"}, "[1"),
+        ("[{'a': None}]", {"type": "array"}, [{"a": None}]),
+        ("{1: {2}}", {"type": "object"}, "{1: {2}}"),
+        ("1, 2", {"type": "array"}, "1, 2"),
         ("None", {"type": "string"}, "None"),
         ("None", {"enum": ["None", "Full"]}, "None"),
         ("1", {"enum": ["1", "2"]}, "1"),
