@@ -23,7 +23,8 @@ class ToolCall:
     """A call of a tool.
 
     Attributes:
-        id: nine letters and digits, which the message with the result repeats.
+        id: what the message with the result repeats: nine letters and digits, or what the model
+            wrote, such as "functions.f:0" of Kimi K2.
         function: what is called.
         type: always "function".
         index: the position of the call in its reply, from 0.

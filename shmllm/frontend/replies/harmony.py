@@ -19,10 +19,10 @@ from shmllm.frontend.replies.parser import (
     ReplyParser,
     Tools,
     name_of,
-    number_calls,
+    new_id,
     tag_of,
 )
-from shmllm.outputs.reply import FunctionCall, Reply
+from shmllm.outputs.reply import FunctionCall, Reply, ToolCall
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
@@ -133,7 +133,7 @@ class HarmonyParser(ReplyParser):
             self._show(message, message.arguments, reply)
             return
         call = FunctionCall(message.name, message.arguments)
-        reply.tool_calls += number_calls([call], self._num_calls)
+        reply.tool_calls.append(ToolCall(new_id(), call, index=self._num_calls))
         self._num_calls += 1
 
     @classmethod

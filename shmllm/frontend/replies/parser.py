@@ -152,6 +152,10 @@ class ToolParser(ReplyParser):
             ValueError, KeyError, TypeError, AttributeError: it has none.
         """
 
+    def ids(self, body: str, calls: Sequence[FunctionCall]) -> list[str]:
+        """The ids of the calls in a text: new ones, where the model writes none."""
+        return [new_id() for _ in calls]
+
     @classmethod
     @abstractmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
@@ -197,8 +201,9 @@ class ToolParser(ReplyParser):
             reply.content += self._content.add(self._spell(body, end))
             return
         self._content.cut()
-        reply.tool_calls += number_calls(calls, self._num_calls)
-        self._num_calls += len(calls)
+        for call_id, call in zip(self.ids(body, calls), calls, strict=True):
+            reply.tool_calls.append(ToolCall(call_id, call, index=self._num_calls))
+            self._num_calls += 1
 
     def _spell(self, body: str, end: str) -> str:
         """A text between marks as the model wrote it."""
@@ -231,12 +236,8 @@ class TwoParsers(ReplyParser):
         return found
 
 
-def number_calls(calls: Sequence[FunctionCall], first: int) -> list[ToolCall]:
-    """The calls with new ids and their positions, from `first` on."""
-    return [ToolCall(_new_id(), call, index=first + i) for i, call in enumerate(calls)]
-
-
-def _new_id() -> str:
+def new_id() -> str:
+    """A random id for a call."""
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
 
 

@@ -306,6 +306,13 @@ def test_calls_have_ids_of_nine_letters_and_digits_and_openais_shape():
     }
 
 
+def test_calls_of_kimi_have_the_ids_that_the_model_wrote():
+    calls = f"{KIMI}{KIMI.replace('weather:0', 'time:1')}"
+    reply = KimiK2Parser().parse(f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>")
+    assert [call.id for call in reply.tool_calls] == ["functions.weather:0", "functions.time:1"]
+    assert [call.index for call in reply.tool_calls] == [0, 1]
+
+
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 
