@@ -78,7 +78,6 @@ def configure(fields: Fields) -> ModelConfig:
         model,
         norm=NormSpec(kind="layer", eps=_NORM_EPS, bias=True),
         num_learned_positions=num_encoded + num_positions,
-        embedding_scale=width**0.5 if fields.flag("scale_embedding", False) else 1.0,
         audio=AudioSpec(token=None, tower=tower),
     )
 

@@ -84,6 +84,25 @@ def test_greedy_tokens_equal_those_of_transformers(subject: Subject, llm: LLM) -
         assert output.outputs[0].token_ids == wanted
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scale_embedding": True},  # which transformers' model does not read
+        {"tie_word_embeddings": True},
+        {"encoder_layers": 4, "decoder_layers": 2},
+        {"encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 80},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_greedy_tokens_of_variants(tmp_path: Path, fields: dict[str, Any]) -> None:
+    variant = Subject(make_whisper(tmp_path, **fields), tmp_path)
+    with LLM(str(tmp_path), **BASE) as llm:
+        (output,) = llm.generate(prompt_of(SOUNDS[0]), PARAMS, use_tqdm=False)
+    wanted = reference_tokens(variant.model, ids_of(variant, PROMPT), SOUNDS[0], 10)
+    assert output.outputs[0].token_ids == wanted
+
+
 def test_forms_of_prompts(subject: Subject, llm: LLM) -> None:
     """vLLM's prompt in two parts is one with an item."""
     item = {"multi_modal_data": {"audio": (SOUNDS[0], RATE)}}
