@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmllm.cli.outcome import EXIT_ENGINE_ENDED
+from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_USAGE
 from shmllm.cli.session import CommandSession
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def make_targets(
     from shmllm.cli.transcribe import FORMATS
 
     for file in files:
+        if os.path.isdir(file):
+            raise click.UsageError(f"{file} is a folder: pass its files, such as {file}/*.wav")
         if not os.path.isfile(file):
             raise click.UsageError(f"there is no file {file}")
     is_one = len(files) == 1
@@ -83,10 +85,15 @@ def _check(target: Target, overwrite: bool) -> None:
         raise click.UsageError(f"{target.path} is the sound itself")
     if target.path.exists() and not overwrite:
         raise click.UsageError(f"{target.path} exists: pass --overwrite, or another --output")
+    folder = target.path.parent
+    if folder.exists() and not folder.is_dir():
+        raise click.UsageError(f"{folder} is a file: transcripts of several sounds need a folder")
     try:
-        target.path.parent.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
     except OSError as problem:
-        raise click.UsageError(f"{target.path.parent}: {problem.strerror}") from problem
+        raise click.UsageError(f"cannot make {folder}: {problem.strerror}") from problem
+    if not os.access(target.path if target.path.exists() else folder, os.W_OK):
+        raise click.UsageError(f"{target.path} cannot be written: pass another --output")
 
 
 def run_transcription(
@@ -102,12 +109,20 @@ def run_transcription(
     with session.open() as llm:
         session.describe_engine(llm)
         found = llm.transcribe([target.source for target in targets], **asked)
+    is_written = True
     for target, transcript in zip(targets, found, strict=True):
-        _write(target, transcript)
         if transcript.error is not None:
             click.echo(f"shmllm: {target.source}: {transcript.error}: parts are missing", err=True)
-    is_whole = all(transcript.error is None for transcript in found)
-    return 0 if is_whole else EXIT_ENGINE_ENDED
+        try:
+            _write(target, transcript)
+        except OSError as problem:
+            if target.path is None:
+                raise
+            is_written = False  # the others are
+            click.echo(f"shmllm: cannot write {target.path}: {problem.strerror}", err=True)
+    if any(transcript.error is not None for transcript in found):
+        return EXIT_ENGINE_ENDED
+    return 0 if is_written else EXIT_USAGE
 
 
 def _write(target: Target, transcript: Transcript) -> None:

@@ -211,6 +211,10 @@ def test_arguments_that_are_refused(llm: LLM) -> None:
         llm.transcribe([sound, "nowhere.wav"])
     with pytest.raises(RequestError, match="unknown format"):
         llm.transcribe(b"text")
+    for wrong in (None, np.zeros(RATE)):
+        with pytest.raises(RequestError, match="one or several of: a path"):
+            llm.transcribe(wrong)  # type: ignore[arg-type]
+    assert llm.transcribe((SOUNDS[0], np.int64(RATE)))[0].duration == 1  # type: ignore[arg-type]
     with LLM("tiny") as other, pytest.raises(RequestError, match="writes no transcripts"):
         other.transcribe(sound)
 

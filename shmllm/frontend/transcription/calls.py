@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.progress import Shown, TextProgress
+from shmllm.frontend.progress import PartProgress, Shown
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.transcription.transcriber import Part, Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary
@@ -111,13 +112,8 @@ def _shown(total: int, shown: Shown) -> Iterator[Callable[[int], None]]:
         finally:
             bar.close()
         return
-    with TextProgress(total, bool(shown and total), label="transcribing") as progress:
-
-        def add(count: int) -> None:
-            for _ in range(count):
-                progress.finish(None)
-
-        yield add
+    with PartProgress(total, bool(shown and total)) as progress:
+        yield progress.add
 
 
 def _joined(parts: Sequence[Part], duration: float) -> Transcript:
@@ -127,9 +123,20 @@ def _joined(parts: Sequence[Part], duration: float) -> Transcript:
 
 
 def _as_list(sounds: Sound | Sequence[Sound]) -> Sequence[Sound]:
-    is_one = isinstance(sounds, str | bytes | os.PathLike)
-    is_pair = isinstance(sounds, tuple) and len(sounds) == 2 and isinstance(sounds[1], int)
-    return [sounds] if is_one or is_pair else sounds  # type: ignore[list-item,return-value]
+    if isinstance(sounds, str | bytes | os.PathLike) or _is_pair(sounds):
+        return [sounds]  # type: ignore[list-item]
+    if not isinstance(sounds, Iterable) or hasattr(sounds, "shape"):
+        raise RequestError(
+            "sounds must be one or several of: a path, encoded bytes, (samples, rate); not "
+            f"{type(sounds).__name__}",
+            parameter="sounds",
+        )
+    return sounds  # type: ignore[return-value]
+
+
+def _is_pair(sounds: object) -> bool:
+    """Whether it is (samples, rate), and not two sounds."""
+    return isinstance(sounds, tuple) and len(sounds) == 2 and isinstance(sounds[1], Real)
 
 
 def _content(number: int, sound: Sound) -> Any:
