@@ -43,7 +43,9 @@ _POSITIONS = "model.decoder.embed_positions.weight"
 
 def configure(fields: Fields) -> ModelConfig:
     if "audio_config" in fields.values:
-        raise fields.error("language_model_only would leave the encoder out that the text needs")
+        raise fields.error(
+            "the decoder needs its encoder, which language_model_only leaves out, and a draft lacks"
+        )
     width = fields.integer("d_model", 384)
     own = {
         "hidden_size": width,

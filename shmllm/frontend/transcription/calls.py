@@ -8,17 +8,21 @@ from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.progress import PartProgress, Shown
+from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.transcription.transcriber import Part, Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary
 from shmllm.frontend.transcription.windows import divide
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.transcription import Segment, Transcript
+
+if TYPE_CHECKING:
+    from shmllm.frontend.audio.sound import Sound as OpenedSound
 
 TASKS = ("transcribe", "translate")
 Sound = str | os.PathLike[str] | bytes | tuple[Any, int]
@@ -78,7 +82,7 @@ class TranscriptionCalls:
         wholes: list[list[Part]] = []
         lengths: list[float] = []
         for number, sound in enumerate(_as_list(sounds)):
-            opened = items.open("audio", f"sound {number}", _content(number, sound))
+            opened = open_sound(items, _name(number, sound), sound)
             rate, most_seconds = opened.rate, items.most_seconds
             windows = divide(opened.samples, rate, most_seconds)
             wholes.append([Part(window, language or "") for window in windows])
@@ -139,13 +143,31 @@ def _is_pair(sounds: object) -> bool:
     return isinstance(sounds, tuple) and len(sounds) == 2 and isinstance(sounds[1], Real)
 
 
-def _content(number: int, sound: Sound) -> Any:
-    """What `PromptItems.open` takes."""
+def _name(number: int, sound: Sound) -> str:
+    """What errors call a sound."""
+    if isinstance(sound, str | os.PathLike):
+        return f"sound {number} ({os.fspath(sound)})"
+    return f"sound {number}"
+
+
+def open_sound(items: PromptItems, name: str, sound: Sound) -> OpenedSound:
+    """Decode a sound, with the sampling rate of the model.
+
+    Args:
+        items: the front end's.
+        name: what errors call it.
+        sound: a path, encoded bytes, or (samples, rate).
+
+    Raises:
+        RequestError: it cannot be read, or the model takes no sounds.
+    """
+    content: Any = sound
     if isinstance(sound, str | os.PathLike):
         from shmllm.frontend.items.files import item_of_path
 
-        return item_of_path("audio", f"sound {number} ({os.fspath(sound)})", sound)
-    return sound
+        content = item_of_path("audio", name, sound)
+    opened: OpenedSound = items.open("audio", name, content)
+    return opened
 
 
 def _check(vocabulary: Vocabulary, language: str | None, task: str) -> None:
