@@ -201,7 +201,7 @@ def test_a_long_sound_has_one_transcript(llm: LLM) -> None:
     assert [(s.start, s.end) for s in given.segments] in ([], [(0.0, 0.4)])
 
 
-def test_arguments_that_are_refused(llm: LLM) -> None:
+def test_arguments_that_are_refused(subject: Subject, llm: LLM) -> None:
     sound = SOUNDS[0], RATE
     with pytest.raises(RequestError, match="its languages are de en"):
         llm.transcribe(sound, language="xx")
@@ -215,6 +215,11 @@ def test_arguments_that_are_refused(llm: LLM) -> None:
         with pytest.raises(RequestError, match="one or several of: a path"):
             llm.transcribe(wrong)  # type: ignore[arg-type]
     assert llm.transcribe((SOUNDS[0], np.int64(RATE)))[0].duration == 1  # type: ignore[arg-type]
+    with (
+        LLM(str(subject.directory), **BASE, logprobs_mode="raw_logits") as logits,
+        pytest.raises(RequestError, match="logprobs_mode='raw_logprobs' instead of 'raw_logits'"),
+    ):
+        logits.transcribe(sound)
     with LLM("tiny") as other, pytest.raises(RequestError, match="writes no transcripts"):
         other.transcribe(sound)
 

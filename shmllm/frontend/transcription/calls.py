@@ -24,6 +24,7 @@ from shmllm.outputs.transcription import Segment, Transcript
 if TYPE_CHECKING:
     from shmllm.frontend.audio.sound import Sound as OpenedSound
 
+_MODE = "raw_logprobs"
 TASKS = ("transcribe", "translate")
 Sound = str | os.PathLike[str] | bytes | tuple[Any, int]
 
@@ -74,6 +75,11 @@ class TranscriptionCalls:
             raise RequestError(
                 "the model writes no transcripts: pass one like Whisper, such as "
                 "model='openai/whisper-small'"
+            )
+        if info.logprobs_mode != _MODE:
+            raise RequestError(
+                f"transcripts are judged by log-probabilities of the model: start the engine with "
+                f"logprobs_mode={_MODE!r} instead of {info.logprobs_mode!r}"
             )
         tokenizer = self.front_end.tokenizer
         vocabulary = Vocabulary.of(tokenizer.added_tokens, Path(info.model_directory))
