@@ -26,18 +26,19 @@ Examples:
 
 \b
 Sounds: WAV, FLAC, Ogg (Vorbis, Opus) and MP3, of any length. Long ones are cut where
-  they are quiet, and all parts of all sounds are computed together.
+  they are quiet, and the parts of all sounds are computed together, about two hours of
+  sound at a time, whose transcripts are written then.
 Output: with one FILE, --output is a file, whose ending chooses the format; with several
   it is a folder, which gets a file for each. Without it stdout gets the transcripts, of
-  several sounds each below its name (txt), or a line for each (json).
+  several sounds each below its name, or a line for each (json).
   txt   a line for each segment
   srt, vtt   subtitles
   json  an object with `file`, `language`, `duration`, `text` and `segments` (`start` and
         `end` in seconds, `text`)
 
 \b
-Exit codes: 0 done, 2 usage or environment, 3 the engine died, or aborted requests,
-130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 some sounds could not be read or transcripts written, 2 usage or
+environment, 3 the engine died, or aborted requests, 130 interrupted, 143 terminated.
 """
 
 FORMATS = ("txt", "srt", "vtt", "json")

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shmllm.cli.outcome import EXIT_ENGINE_ENDED
+from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED
 from shmllm.cli.session import CommandSession
 
 if TYPE_CHECKING:
+    from shmllm.frontend.audio.sound import Sound
+    from shmllm.frontend.llm import LLM
     from shmllm.outputs.transcription import Transcript
+
+SECONDS_AT_ONCE = 7200
+"""Sounds of about so many seconds are in memory at a time; a second takes 64 kB."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ def make_targets(
     from shmllm.cli.transcribe import FORMATS
 
     for file in files:
+        if os.path.isdir(file):
+            raise click.UsageError(f"{file} is a folder: pass its files, such as {file}/*.wav")
         if not os.path.isfile(file):
             raise click.UsageError(f"there is no file {file}")
     is_one = len(files) == 1
@@ -83,10 +90,15 @@ def _check(target: Target, overwrite: bool) -> None:
         raise click.UsageError(f"{target.path} is the sound itself")
     if target.path.exists() and not overwrite:
         raise click.UsageError(f"{target.path} exists: pass --overwrite, or another --output")
+    folder = target.path.parent
+    if folder.exists() and not folder.is_dir():
+        raise click.UsageError(f"{folder} is a file: transcripts of several sounds need a folder")
     try:
-        target.path.parent.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
     except OSError as problem:
-        raise click.UsageError(f"{target.path.parent}: {problem.strerror}") from problem
+        raise click.UsageError(f"cannot make {folder}: {problem.strerror}") from problem
+    if not os.access(target.path if target.path.exists() else folder, os.W_OK):
+        raise click.UsageError(f"{target.path} cannot be written: pass another --output")
 
 
 def run_transcription(
@@ -94,20 +106,63 @@ def run_transcription(
 ) -> int:
     """Transcribes sounds and writes the transcripts; returns the exit code.
 
+    Sounds are decoded, transcribed and written in groups, so that memory has a bound, and what is
+    written stays whatever happens later. A sound or a transcript that fails is reported on stderr.
+
     Args:
         targets: the sounds, and where their transcripts go.
         asked: the arguments of `LLM.transcribe`.
         session: starts the engine or attaches to it.
+
+    Raises:
+        RequestError: the model writes no transcripts, or an argument is wrong.
     """
+    codes = [0]
     with session.open() as llm:
         session.describe_engine(llm)
-        found = llm.transcribe([target.source for target in targets], **asked)
-    for target, transcript in zip(targets, found, strict=True):
+        llm.transcribe([], **asked)  # an error of the arguments is none of a sound
+        for group in _groups(llm, targets, codes):
+            found = llm.transcribe([(sound.samples, sound.rate) for _, sound in group], **asked)
+            for (target, _), transcript in zip(group, found, strict=True):
+                codes.append(_finish(target, transcript))
+    return max(codes)
+
+
+def _groups(
+    llm: LLM, targets: Sequence[Target], codes: list[int]
+) -> Iterator[list[tuple[Target, Sound]]]:
+    """The sounds that can be decoded, several at a time; `codes` gets EXIT_FAILED for others."""
+    from shmllm.errors import RequestError
+    from shmllm.frontend.transcription.calls import open_sound
+
+    group: list[tuple[Target, Sound]] = []
+    for target in targets:
+        try:
+            sound = open_sound(llm.front_end.items, target.source, target.source)
+        except RequestError as problem:
+            click.echo(f"shmllm: {problem}", err=True)
+            codes.append(EXIT_FAILED)
+            continue
+        group.append((target, sound))
+        if sum(sound.seconds for _, sound in group) >= SECONDS_AT_ONCE:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _finish(target: Target, transcript: Transcript) -> int:
+    """Writes a transcript; returns the exit code, if there were no others."""
+    if transcript.error is not None:
+        click.echo(f"shmllm: {target.source}: {transcript.error}: parts are missing", err=True)
+    try:
         _write(target, transcript)
-        if transcript.error is not None:
-            click.echo(f"shmllm: {target.source}: {transcript.error}: parts are missing", err=True)
-    is_whole = all(transcript.error is None for transcript in found)
-    return 0 if is_whole else EXIT_ENGINE_ENDED
+    except OSError as problem:
+        if target.path is None:
+            raise
+        click.echo(f"shmllm: cannot write {target.path}: {problem.strerror}", err=True)
+        return EXIT_FAILED
+    return 0 if transcript.error is None else EXIT_ENGINE_ENDED
 
 
 def _write(target: Target, transcript: Transcript) -> None:

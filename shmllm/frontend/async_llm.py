@@ -125,9 +125,12 @@ class AsyncLLM(AsyncEngineControls):
         # The generators keep this object alive through these functions.
         prepare = partial(self._prepare, priority=priority, lora=lora_request)
         if isinstance(prompt, AsyncIterator):
+            has_encoder = self._llm.front_end.items.num_encoded > 0
 
             def prepare_next(chunk: Prompt | PromptChunk, before: Earlier) -> PreparedRequest:
-                return prepare_chunk(chunk, before, sampling_params, prepare)
+                return prepare_chunk(
+                    chunk, before, sampling_params, prepare, has_encoder=has_encoder
+                )
 
             return self._requests.run_chunks(prompt, prepare_next, request_id)
         if is_data(prompt):

@@ -1,5 +1,6 @@
 """Progress bars on stderr: BatchProgress for requests that generate tokens, TextProgress for texts
-that are only read; and CallersProgress for a bar of the caller's own.
+that are only read, PartProgress for parts of sounds; and CallersProgress for a bar of the caller's
+own.
 """
 
 from __future__ import annotations
@@ -244,3 +245,24 @@ class TextProgress(_Progress):
 
     def _rates(self, elapsed_s: float) -> str:
         return f"{self._texts / elapsed_s:,.0f} texts/s, {self._tokens / elapsed_s:,.0f} tokens/s"
+
+
+class PartProgress(_Progress):
+    """Shows how many parts of sounds have their transcripts, and how many do in a second.
+
+    Args:
+        total: the number of parts.
+        enabled: False shows nothing.
+    """
+
+    def __init__(self, total: int, enabled: bool) -> None:
+        super().__init__(total, enabled, label="transcribing")
+
+    def add(self, count: int) -> None:
+        """Count parts that have their transcripts now."""
+        if self._bar is not None:
+            self._done += count
+            self._refresh_if_due()
+
+    def _rates(self, elapsed_s: float) -> str:
+        return f"{self._done / elapsed_s:,.1f} parts/s"

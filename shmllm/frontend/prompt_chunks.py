@@ -53,6 +53,8 @@ def prepare_chunk(
     before: Earlier,
     params: SamplingParams | None,
     prepare: PrepareOne,
+    *,
+    has_encoder: bool = False,
 ) -> PreparedRequest:
     """Make the request that completes a chunk.
 
@@ -61,13 +63,14 @@ def prepare_chunk(
         before: what stands in front of it.
         params: the parameters, unless the chunk has its own.
         prepare: checks and tokenizes a prompt with its parameters.
+        has_encoder: whether the model is an encoder-decoder, whose prompts begin with one item.
 
     Raises:
         RequestError: the chunk or a parameter is wrong, or there are too many tokens by now.
     """
     given = chunk if isinstance(chunk, PromptChunk) else PromptChunk(chunk)
     request = prepare(given.prompt, given.sampling_params or params)
-    _check(request)
+    _check(request, has_encoder)
     if not before.token_ids:
         return request
     whole: TokensPrompt = {
@@ -81,13 +84,14 @@ def prepare_chunk(
     return replace(found, submitted=replace(found.submitted, items=(*before.items, *moved)))
 
 
-def _check(request: PreparedRequest) -> None:
+def _check(request: PreparedRequest, has_encoder: bool) -> None:
     params = request.params
     faults = {
         "n > 1": params.n > 1,
         "output_kind FINAL_ONLY": params.output_kind is RequestOutputKind.FINAL_ONLY,
         "stop strings": bool(params.stop),
         "prompt_embeds": request.submitted.embeds is not None,
+        "encoder-decoders": has_encoder,
     }
     if fault := next((name for name, is_given in faults.items() if is_given), None):
         raise RequestError(

@@ -43,7 +43,9 @@ _POSITIONS = "model.decoder.embed_positions.weight"
 
 def configure(fields: Fields) -> ModelConfig:
     if "audio_config" in fields.values:
-        raise fields.error("language_model_only would leave the encoder out that the text needs")
+        raise fields.error(
+            "the decoder needs its encoder, which language_model_only leaves out, and a draft lacks"
+        )
     width = fields.integer("d_model", 384)
     own = {
         "hidden_size": width,
@@ -78,7 +80,6 @@ def configure(fields: Fields) -> ModelConfig:
         model,
         norm=NormSpec(kind="layer", eps=_NORM_EPS, bias=True),
         num_learned_positions=num_encoded + num_positions,
-        embedding_scale=width**0.5 if fields.flag("scale_embedding", False) else 1.0,
         audio=AudioSpec(token=None, tower=tower),
     )
 

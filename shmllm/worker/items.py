@@ -8,18 +8,32 @@ are, nor how embeddings are computed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
-from shmllm.core.plan import EncodedPrefix, StepPlan
+from shmllm.core.plan import StepPlan
 from shmllm.models.vision.specs import VisionSpec
-from shmllm.worker.batch import StepInputs
+from shmllm.worker.arrays import LongArray
+from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.item_encoders import Encoder, Send, make_encoder
 from shmllm.worker.item_places import item_places
 from shmllm.worker.loading import LoadedModel, item_info
 from shmllm.worker.prompt_embeds import FoundEmbeds
+
+
+class PrefixWriter(Protocol):
+    """Writes keys and values that an encoder computes to a device's KV cache."""
+
+    def write(self, embeds: Tensor, slots: LongArray) -> None:
+        """Write keys and values.
+
+        Args:
+            embeds: [positions, width]: for each layer its keys, then its values.
+            slots: (groups, positions) int64, the slots of the KV cache in each group of layers.
+        """
 
 
 class ItemEmbeds:
@@ -46,10 +60,21 @@ class ItemEmbeds:
             for place in item_places(plan, inputs.first_tokens)
         ]
 
-    def prefix(self, prefix: EncodedPrefix) -> Tensor:
-        """Return the keys and values of an encoded prefix that are to be written, [positions,
-        width]."""
-        return self._by_number[prefix.number][prefix.first :]
+    def write_prefixes(
+        self, plan: StepPlan, batch: InputBatch, writer: PrefixWriter | None
+    ) -> None:
+        """Write the keys and values of a step's encoded prefixes to the KV cache.
+
+        Args:
+            plan: says of which rows.
+            batch: has the blocks of the rows.
+            writer: the device's; None: the model has no such prefixes.
+        """
+        for prefix in plan.prefixes:
+            assert writer is not None, "the model has an encoder"
+            embeds = self._by_number[prefix.number][prefix.first :]
+            end = prefix.first + len(embeds)
+            writer.write(embeds, batch.slots_of(prefix.row, prefix.first, end))
 
     @property
     def workspace_bytes(self) -> int:

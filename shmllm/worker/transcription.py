@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import lru_cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from shmllm.params.sampling import SamplingParams
 from shmllm.plugins.logits_processor import AdapterLogitsProcessor, RequestLogitsProcessor
 
 ARGUMENT = "transcription"
+_LISTS = ("suppress", "suppress_first")
+_LAST = 2**31
+"""Larger than each token id."""
 NAME = "shmllm.worker.transcription:TranscriptionRules"
 
 
@@ -50,18 +54,24 @@ class Rules:
             return None
         if not isinstance(given, dict) or given.keys() - cls.__slots__:
             raise ValueError(f"extra_args[{ARGUMENT!r}] has the fields {sorted(cls.__slots__)}")
-        rules = cls(
-            suppress=tuple(given.get("suppress", ())),
-            suppress_first=tuple(given.get("suppress_first", ())),
-            timestamps=given.get("timestamps"),
-            latest_first=given.get("latest_first"),
-            end=given.get("end", 0),
-        )
-        lists = (*rules.suppress, *rules.suppress_first)
-        ids = (*lists, rules.timestamps, rules.latest_first, rules.end)
-        if not all(each is None or (type(each) is int and each >= 0) for each in ids):
+        suppress, suppress_first = (given.get(name) or () for name in _LISTS)
+        if not all(isinstance(each, list | tuple) for each in (suppress, suppress_first)):
+            raise ValueError(f"extra_args[{ARGUMENT!r}]: {' and '.join(_LISTS)} are lists")
+        begin, latest_first = given.get("timestamps"), given.get("latest_first")
+        end = given.get("end", 0)
+        given_ids = (each for each in (begin, latest_first) if each is not None)
+        ids = (*suppress, *suppress_first, end, *given_ids)
+        if not all(type(each) is int and 0 <= each < _LAST for each in ids):
             raise ValueError(f"extra_args[{ARGUMENT!r}] consists of token ids")
-        return rules
+        if begin == 0:
+            raise ValueError(f"extra_args[{ARGUMENT!r}] has timestamps, and no text before them")
+        return cls(
+            suppress=tuple(suppress),
+            suppress_first=tuple(suppress_first),
+            timestamps=begin,
+            latest_first=latest_first,
+            end=end,
+        )
 
 
 class TranscriptionRules(AdapterLogitsProcessor):
@@ -71,6 +81,10 @@ class TranscriptionRules(AdapterLogitsProcessor):
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         Rules.of(sampling_params)
 
+    def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
+        super().__init__(vllm_config, device, is_pin_memory)
+        self._indices = lru_cache(maxsize=64)(_indices)  # most requests have the same rules
+
     def is_argmax_invariant(self) -> bool:
         return False
 
@@ -78,19 +92,24 @@ class TranscriptionRules(AdapterLogitsProcessor):
         rules = Rules.of(params)
         if rules is None:
             return None
+        always, first = rules.suppress, (*rules.suppress, *rules.suppress_first)
 
         def apply(output: Sequence[int], logits: Tensor) -> Tensor:
-            size = len(logits)
-            banned = rules.suppress if output else (*rules.suppress, *rules.suppress_first)
-            for token in banned:
-                logits[token : token + 1] = -torch.inf
+            size, banned = len(logits), always if output else first
+            if banned:
+                logits.index_fill_(0, self._indices(banned, size, logits.device), -torch.inf)
             if rules.timestamps is None:
                 return logits
-            for first, end in timestamp_bounds(rules, output):
-                logits[first : min(end, size)] = -torch.inf
+            for begin, end in timestamp_bounds(rules, output):
+                logits[begin : min(end, size)] = -torch.inf
             return prefer_timestamps(logits, rules.timestamps)
 
         return apply
+
+
+def _indices(tokens: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """Return the tokens of a vocabulary of this size, on the device of the logits."""
+    return torch.tensor([token for token in tokens if token < size], device=device).long()
 
 
 def timestamp_bounds(rules: Rules, output: Sequence[int]) -> list[tuple[int, int]]:
@@ -99,7 +118,7 @@ def timestamp_bounds(rules: Rules, output: Sequence[int]) -> list[tuple[int, int
     Timestamps come in pairs, the end of a segment and the beginning of the next one, but for the
     first, and the last before the end. None is before an earlier one, and a segment is not empty.
     """
-    begin, last = rules.timestamps, 2**31
+    begin, last = rules.timestamps, _LAST
     assert begin is not None, "there are timestamps"
     if not output:
         first_banned = last if rules.latest_first is None else rules.latest_first + 1

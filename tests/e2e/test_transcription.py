@@ -84,6 +84,25 @@ def test_greedy_tokens_equal_those_of_transformers(subject: Subject, llm: LLM) -
         assert output.outputs[0].token_ids == wanted
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"scale_embedding": True},  # which transformers' model does not read
+        {"tie_word_embeddings": True},
+        {"encoder_layers": 4, "decoder_layers": 2},
+        {"encoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 80},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_greedy_tokens_of_variants(tmp_path: Path, fields: dict[str, Any]) -> None:
+    variant = Subject(make_whisper(tmp_path, **fields), tmp_path)
+    with LLM(str(tmp_path), **BASE) as llm:
+        (output,) = llm.generate(prompt_of(SOUNDS[0]), PARAMS, use_tqdm=False)
+    wanted = reference_tokens(variant.model, ids_of(variant, PROMPT), SOUNDS[0], 10)
+    assert output.outputs[0].token_ids == wanted
+
+
 def test_forms_of_prompts(subject: Subject, llm: LLM) -> None:
     """vLLM's prompt in two parts is one with an item."""
     item = {"multi_modal_data": {"audio": (SOUNDS[0], RATE)}}
@@ -182,7 +201,7 @@ def test_a_long_sound_has_one_transcript(llm: LLM) -> None:
     assert [(s.start, s.end) for s in given.segments] in ([], [(0.0, 0.4)])
 
 
-def test_arguments_that_are_refused(llm: LLM) -> None:
+def test_arguments_that_are_refused(subject: Subject, llm: LLM) -> None:
     sound = SOUNDS[0], RATE
     with pytest.raises(RequestError, match="its languages are de en"):
         llm.transcribe(sound, language="xx")
@@ -192,6 +211,15 @@ def test_arguments_that_are_refused(llm: LLM) -> None:
         llm.transcribe([sound, "nowhere.wav"])
     with pytest.raises(RequestError, match="unknown format"):
         llm.transcribe(b"text")
+    for wrong in (None, np.zeros(RATE)):
+        with pytest.raises(RequestError, match="one or several of: a path"):
+            llm.transcribe(wrong)  # type: ignore[arg-type]
+    assert llm.transcribe((SOUNDS[0], np.int64(RATE)))[0].duration == 1  # type: ignore[arg-type]
+    with (
+        LLM(str(subject.directory), **BASE, logprobs_mode="raw_logits") as logits,
+        pytest.raises(RequestError, match="logprobs_mode='raw_logprobs' instead of 'raw_logits'"),
+    ):
+        logits.transcribe(sound)
     with LLM("tiny") as other, pytest.raises(RequestError, match="writes no transcripts"):
         other.transcribe(sound)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.progress import Shown, TextProgress
+from shmllm.frontend.progress import PartProgress, Shown
+from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.transcription.transcriber import Part, Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary
@@ -19,6 +21,10 @@ from shmllm.frontend.transcription.windows import divide
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.transcription import Segment, Transcript
 
+if TYPE_CHECKING:
+    from shmllm.frontend.audio.sound import Sound as OpenedSound
+
+_MODE = "raw_logprobs"
 TASKS = ("transcribe", "translate")
 Sound = str | os.PathLike[str] | bytes | tuple[Any, int]
 
@@ -70,6 +76,11 @@ class TranscriptionCalls:
                 "the model writes no transcripts: pass one like Whisper, such as "
                 "model='openai/whisper-small'"
             )
+        if info.logprobs_mode != _MODE:
+            raise RequestError(
+                f"transcripts are judged by log-probabilities of the model: start the engine with "
+                f"logprobs_mode={_MODE!r} instead of {info.logprobs_mode!r}"
+            )
         tokenizer = self.front_end.tokenizer
         vocabulary = Vocabulary.of(tokenizer.added_tokens, Path(info.model_directory))
         _check(vocabulary, language, task)
@@ -77,7 +88,7 @@ class TranscriptionCalls:
         wholes: list[list[Part]] = []
         lengths: list[float] = []
         for number, sound in enumerate(_as_list(sounds)):
-            opened = items.open("audio", f"sound {number}", _content(number, sound))
+            opened = open_sound(items, _name(number, sound), sound)
             rate, most_seconds = opened.rate, items.most_seconds
             windows = divide(opened.samples, rate, most_seconds)
             wholes.append([Part(window, language or "") for window in windows])
@@ -111,13 +122,8 @@ def _shown(total: int, shown: Shown) -> Iterator[Callable[[int], None]]:
         finally:
             bar.close()
         return
-    with TextProgress(total, bool(shown and total), label="transcribing") as progress:
-
-        def add(count: int) -> None:
-            for _ in range(count):
-                progress.finish(None)
-
-        yield add
+    with PartProgress(total, bool(shown and total)) as progress:
+        yield progress.add
 
 
 def _joined(parts: Sequence[Part], duration: float) -> Transcript:
@@ -127,18 +133,47 @@ def _joined(parts: Sequence[Part], duration: float) -> Transcript:
 
 
 def _as_list(sounds: Sound | Sequence[Sound]) -> Sequence[Sound]:
-    is_one = isinstance(sounds, str | bytes | os.PathLike)
-    is_pair = isinstance(sounds, tuple) and len(sounds) == 2 and isinstance(sounds[1], int)
-    return [sounds] if is_one or is_pair else sounds  # type: ignore[list-item,return-value]
+    if isinstance(sounds, str | bytes | os.PathLike) or _is_pair(sounds):
+        return [sounds]  # type: ignore[list-item]
+    if not isinstance(sounds, Iterable) or hasattr(sounds, "shape"):
+        raise RequestError(
+            "sounds must be one or several of: a path, encoded bytes, (samples, rate); not "
+            f"{type(sounds).__name__}",
+            parameter="sounds",
+        )
+    return sounds  # type: ignore[return-value]
 
 
-def _content(number: int, sound: Sound) -> Any:
-    """What `PromptItems.open` takes."""
+def _is_pair(sounds: object) -> bool:
+    """Whether it is (samples, rate), and not two sounds."""
+    return isinstance(sounds, tuple) and len(sounds) == 2 and isinstance(sounds[1], Real)
+
+
+def _name(number: int, sound: Sound) -> str:
+    """What errors call a sound."""
+    if isinstance(sound, str | os.PathLike):
+        return f"sound {number} ({os.fspath(sound)})"
+    return f"sound {number}"
+
+
+def open_sound(items: PromptItems, name: str, sound: Sound) -> OpenedSound:
+    """Decode a sound, with the sampling rate of the model.
+
+    Args:
+        items: the front end's.
+        name: what errors call it.
+        sound: a path, encoded bytes, or (samples, rate).
+
+    Raises:
+        RequestError: it cannot be read, or the model takes no sounds.
+    """
+    content: Any = sound
     if isinstance(sound, str | os.PathLike):
         from shmllm.frontend.items.files import item_of_path
 
-        return item_of_path("audio", f"sound {number} ({os.fspath(sound)})", sound)
-    return sound
+        content = item_of_path("audio", name, sound)
+    opened: OpenedSound = items.open("audio", name, content)
+    return opened
 
 
 def _check(vocabulary: Vocabulary, language: str | None, task: str) -> None:

@@ -113,7 +113,7 @@ class Transcriber:
 
     def _run(
         self, parts: Sequence[Part], task: str, timestamps: bool, temperature: float
-    ) -> list[CompletionOutput]:
+    ) -> list[RequestOutput]:
         params = SamplingParams(
             temperature=temperature,
             seed=0,
@@ -126,13 +126,13 @@ class Transcriber:
             self._prompt(part, self._vocabulary.prompt(part.language, task, timestamps))
             for part in parts
         ]
-        outputs = self._generate(prompts, [params] * len(prompts))
-        return [output.outputs[0] for output in outputs]
+        return self._generate(prompts, [params] * len(prompts))
 
-    def _take(self, part: Part, output: CompletionOutput, timestamps: bool, is_last: bool) -> bool:
+    def _take(self, part: Part, request: RequestOutput, timestamps: bool, is_last: bool) -> bool:
         """Set the segments of a part. Returns whether its transcript is good enough."""
+        (output,) = request.outputs
         if output.finish_reason in ("abort", "error"):
-            part.error = ABORTED
+            part.error = request.error or ABORTED
             return True
         vocabulary, samples = self._vocabulary, part.window.samples
         tokens = output.token_ids
@@ -154,10 +154,14 @@ class Transcriber:
         if token is None or not unsure:
             return parts
         outputs = self._ask_first(unsure, logprob_token_ids=[token])
-        for part, output in zip(unsure, outputs, strict=True):
-            if output.logprobs and quality.is_silent(output.logprobs[0][token].logprob):
-                part.segments = []
-        return [part for part in parts if part.segments]
+        silent = [
+            part
+            for part, output in zip(unsure, outputs, strict=True)
+            if output.logprobs and quality.is_silent(output.logprobs[0][token].logprob)
+        ]
+        for part in silent:
+            part.segments = []
+        return [part for part in parts if not any(part is each for each in silent)]
 
     def _ask_first(self, parts: Sequence[Part], **options: Any) -> list[CompletionOutput]:
         """What the model writes first, or thinks of it."""

@@ -13,8 +13,9 @@ from shmllm.errors import RequestError
 from shmllm.formats.text_files import read_text
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
-_BEGIN, _NO_TIMESTAMPS = "<|startoftranscript|>", "<|notimestamps|>"
+_BEGIN, _NO_TIMESTAMPS, _END = "<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>"
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
+_LATEST_FIRST = "max_initial_timestamp_index"
 _FIRST_TIME = "<|0.00|>"
 
 
@@ -54,9 +55,9 @@ class Vocabulary:
             directory: has its generation_config.json.
 
         Raises:
-            RequestError: it has no such tokens.
+            RequestError: it has no such tokens, or generation_config.json is malformed.
         """
-        missing = [text for text in (_BEGIN, _NO_TIMESTAMPS) if text not in added]
+        missing = [text for text in (_BEGIN, _NO_TIMESTAMPS, _END) if text not in added]
         if missing:
             raise RequestError(
                 f"the model's tokenizer lacks {missing[0]}, so it writes no transcripts"
@@ -72,7 +73,7 @@ class Vocabulary:
         no_timestamps, end = added[_NO_TIMESTAMPS], generation.get("eos_token_id")
         return cls(
             begin=added[_BEGIN],
-            end=end if isinstance(end, int) else added["<|endoftext|>"],
+            end=end if isinstance(end, int) else added[_END],
             languages=languages,
             tasks=tasks,
             no_timestamps=no_timestamps,
@@ -80,7 +81,7 @@ class Vocabulary:
             no_speech=next((added[text] for text in _NO_SPEECH if text in added), None),
             suppress=_ids(generation, "suppress_tokens"),
             suppress_first=_ids(generation, "begin_suppress_tokens"),
-            latest_first=int(generation.get("max_initial_timestamp_index") or 50),
+            latest_first=_latest_first(generation),
         )
 
     def prompt(self, language: str, task: str, timestamps: bool) -> list[int]:
@@ -110,6 +111,19 @@ class Vocabulary:
 def _generation(path: Path) -> dict[str, Any]:
     content = json.loads(read_text(path)) if path.is_file() else {}
     return content if isinstance(content, dict) else {}
+
+
+def _latest_first(generation: Mapping[str, Any]) -> int:
+    """How late a transcript may begin, which is a second if the model does not say it."""
+    found = generation.get(_LATEST_FIRST)
+    if found is None:
+        return 50
+    if type(found) is not int or found < 0:
+        raise RequestError(
+            f"{_LATEST_FIRST} in the model's generation_config.json must be a whole number of at "
+            f"least 0, not {found!r}"
+        )
+    return found
 
 
 def _ids(generation: Mapping[str, Any], name: str) -> tuple[int, ...]:

@@ -161,7 +161,9 @@ class KeysTower(WhisperTower):
         return super(KeysTower, self).num_elements + self.hidden_size * self.embedding_width
 
     def num_embeddings(self, frames: int) -> int:
-        return self.num_positions
+        """Returns how many embeddings a sound has: of one that leaves positions empty none, as a
+        decoder attends to all of them."""
+        return self.num_positions if num_positions(frames) == self.num_positions else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,11 @@ from collections.abc import Iterable
 import torch
 
 from shmllm.config.engine import EngineConfig
-from shmllm.core.plan import StepPlan
 from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.tower import Tower
 from shmllm.worker.arena import Arena
-from shmllm.worker.batch import InputBatch, StepTables
+from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of, stored_as
 from shmllm.worker.cpu.encoded_prefixes import EncodedPrefixes
@@ -36,7 +35,6 @@ from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
 from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.group import Group
-from shmllm.worker.items import ItemEmbeds
 from shmllm.worker.loading import LoadedModel, Progress, load_model
 from shmllm.worker.memory import CacheShape, CacheSize
 
@@ -179,20 +177,6 @@ class CpuPart:
             self._make_cache(size, HostArena(num_bytes, "the KV cache"))
         self.shared = CpuSharedCache(self.cache.buffers, arena, self._group, self._num_threads)
         self.pool.counts_shared = False  # what other engines have computed is none of its memory
-
-    def write_prefixes(self, plan: StepPlan, items: ItemEmbeds, batch: InputBatch) -> None:
-        """Write what an encoder has computed of a step's items to the KV cache.
-
-        Args:
-            plan: says of which rows.
-            items: have the keys and values.
-            batch: has the blocks of the rows.
-        """
-        for prefix in plan.prefixes:
-            assert self.prefixes is not None, "the model has an encoder"
-            embeds = items.prefix(prefix)
-            end = prefix.first + len(embeds)
-            self.prefixes.write(embeds, batch.slots_of(prefix.row, prefix.first, end))
 
     def layers_by_name(self) -> dict[str, torch.Tensor]:
         """Return the blocks, [num_blocks, block_bytes] uint8, of each layer with keys and values of

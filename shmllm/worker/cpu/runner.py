@@ -297,7 +297,7 @@ class CpuRunner(LoadedRunner):
     def _copy_items(self, plan: StepPlan, inputs: StepInputs) -> None:
         """Compute the embeddings of images, and write them to where the program reads them."""
         self.items.update(plan)
-        self._part.write_prefixes(plan, self.items, self._batch)
+        self.items.write_prefixes(plan, self._batch, self._part.prefixes)
         program_inputs, levels = self._program.inputs, self._program.levels
         found = self.items.find(plan, inputs)
         hidden = self._program.embeds.shape[1]

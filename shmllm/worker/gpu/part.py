@@ -9,10 +9,8 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
-from shmllm.core.plan import StepPlan
 from shmllm.errors import EngineStartError
 from shmllm.worker.arena import Arena
-from shmllm.worker.batch import InputBatch
 from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.cache import GpuKVCache, cache_bytes
@@ -28,7 +26,7 @@ from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.shared_cache import GpuSharedCache, staged_bytes
 from shmllm.worker.gpu.step_resources import StepResources
 from shmllm.worker.gpu.transfers import Transfers
-from shmllm.worker.items import ItemEmbeds, item_bytes
+from shmllm.worker.items import item_bytes
 from shmllm.worker.loading import LoadedModel, Progress, load_model
 from shmllm.worker.memory import CacheSize
 from shmllm_kernels.gpu.cache_keys import fix_cache_keys
@@ -159,20 +157,6 @@ class GpuPart:
             if drafts is not None:
                 self.drafting = drafts.make_program(self.cache)
                 self.captured += self.drafting.capture()
-
-    def write_prefixes(self, plan: StepPlan, items: ItemEmbeds, batch: InputBatch) -> None:
-        """Launch the writing of what an encoder has computed of a step's items to the KV cache.
-
-        Args:
-            plan: says of which rows.
-            items: have the keys and values.
-            batch: has the blocks of the rows.
-        """
-        for prefix in plan.prefixes:
-            assert self.prefixes is not None, "the model has an encoder"
-            embeds = items.prefix(prefix)
-            end = prefix.first + len(embeds)
-            self.prefixes.write(embeds, batch.slots_of(prefix.row, prefix.first, end))
 
     def copy_states(self, copies: list[tuple[int, int]]) -> None:
         """Launch the copies of blocks of states, each from one to another."""

@@ -305,7 +305,7 @@ class GpuRunner(LoadedRunner):
         self._prompt_embeds.update(plan)
         embeds = self._prompt_embeds.find(inputs.token_ids, inputs)
         self.items.update(plan)
-        self._part.write_prefixes(plan, self.items, self.batch)
+        self.items.write_prefixes(plan, self.batch, self._part.prefixes)
         found = self.items.find(plan, inputs)
         for tokens, _ in found:
             inputs.token_ids[tokens] = EMBEDDED

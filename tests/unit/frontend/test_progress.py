@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from shmllm.frontend.progress import BatchProgress, TextProgress
+from shmllm.frontend.progress import BatchProgress, PartProgress, TextProgress
 from shmllm.outputs.pooling import PoolingRequestOutput
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
@@ -47,6 +47,16 @@ def test_texts_are_counted(capsys):
     assert "8/9" in message
     assert "texts/s" in message
     assert "tokens/s" in message
+
+
+def test_parts_of_sounds_are_counted(capsys):
+    with PartProgress(5, True) as progress:
+        progress.add(3)
+    message = capsys.readouterr().err
+    assert message.startswith("transcribing ")
+    assert "3/5" in message
+    assert "parts/s" in message
+    assert "tokens" not in message
 
 
 class Bar:

@@ -216,6 +216,14 @@ def test_a_chunk_that_cannot_be_completed_is_an_error(make_async_llm, chunks, ow
     assert llm._requests.ids() == []
 
 
+def test_an_encoder_decoder_takes_whole_prompts(make_async_llm):
+    llm, _ = make_async_llm()
+    llm._llm.front_end.items.num_encoded = 64
+    llm._llm.front_end.items.check_given = lambda *given: None
+    with pytest.raises(RequestError, match="not currently supported with encoder-decoders"):
+        run(collect(llm, stream([5], [6]), params(3), "a"))
+
+
 def test_an_id_is_in_use_between_chunks(make_async_llm):
     llm, _ = make_async_llm()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from shmllm.errors import RequestError
+from shmllm.models.audio.specs import AudioSpec, KeysTower
 from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.specs import Idefics3Tower, VideoSpec, VisionSpec
 from shmllm.models.vision.squares_specs import Qwen3Tower
@@ -159,3 +160,21 @@ def test_embeddings_of_videos_that_lie_elsewhere(spec: VisionSpec, spans: Any) -
 def test_a_model_without_videos_takes_none() -> None:
     with pytest.raises(RequestError, match="the model takes no videos"):
         check_item(VIDEO, {"image": QWEN})
+
+
+WHISPER = AudioSpec(
+    token=None,
+    tower=KeysTower(
+        hidden_size=32, num_layers=2, num_heads=2, inner=64, activation="gelu", num_mels=16,
+        num_positions=10, num_decoder_layers=2, kv_width=32,
+    ),
+)  # fmt: skip
+SOUND = Item(bytes(32), ((0, 10),), (20, 1, 1), np.zeros((20, 16), np.float32), "audio")
+
+
+def test_a_decoder_hears_all_positions_of_an_encoder() -> None:
+    """Behind a shorter sound it would read what an earlier request left in the KV cache."""
+    check_item(SOUND, {"audio": WHISPER})
+    shorter = replace(SOUND, grid=(12, 1, 1), data=SOUND.data[:14])
+    with pytest.raises(RequestError, match="10 embeddings instead of"):
+        check_item(shorter, {"audio": WHISPER})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
 from shmllm.params.sampling import SamplingParams
@@ -33,6 +34,18 @@ def own_logits(rules: dict[str, Any], output: list[int], logits: torch.Tensor) -
     assert function is not None
     found: torch.Tensor = function(output, logits.clone())
     return found
+
+
+class CountedOperations(TorchDispatchMode):
+    """Keeps the names of torch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **kwargs or {})
 
 
 @pytest.mark.parametrize(
@@ -78,6 +91,13 @@ def test_suppressed_tokens() -> None:
     assert (later == -torch.inf).nonzero().flatten().tolist() == [3]
 
 
+def test_many_suppressed_tokens_cost_one_operation() -> None:
+    rules = {"suppress": [*range(0, VOCAB - 20, 2)], "suppress_first": [5]}
+    with CountedOperations() as counted:
+        own_logits(rules, [7], torch.zeros(VOCAB))
+    assert len(counted.names) < 10, counted.names
+
+
 def test_requests_without_rules_have_no_processor() -> None:
     processor = TranscriptionRules(None, torch.device("cpu"), False)
     assert processor.new_req_logits_processor(SamplingParams()) is None
@@ -85,7 +105,12 @@ def test_requests_without_rules_have_no_processor() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [7, {"suppress": ["a"]}, {"unknown": 1}, {"timestamps": -1}, {"end": True}]
+    "wrong",
+    [
+        *(7, {"suppress": ["a"]}, {"unknown": 1}, {"timestamps": -1}, {"end": True}),
+        *({"suppress": 5}, {"suppress": "abc"}, {"suppress": [[1]]}, {"suppress_first": [2**31]}),
+        *({"timestamps": 0}, {"latest_first": 2**64 - 1}),
+    ],
 )
 def test_malformed_rules_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=ARGUMENT):

@@ -81,6 +81,19 @@ def test_a_tokenizer_without_special_tokens_is_refused(tmp_path: Path) -> None:
         make(tmp_path, {"<s>": 1})
 
 
+def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+    without = {text: token for text, token in ADDED.items() if text != "<|endoftext|>"}
+    with pytest.raises(RequestError, match=r"lacks <\|endoftext\|>"):
+        make(tmp_path, without)
+
+
+def test_how_late_a_transcript_may_begin(tmp_path: Path) -> None:
+    given = {"max_initial_timestamp_index": 0}
+    assert (make(tmp_path).latest_first, make(tmp_path, **given).latest_first) == (50, 0)
+    with pytest.raises(RequestError, match=r"max_initial_timestamp_index .* not 'x'"):
+        make(tmp_path, max_initial_timestamp_index="x")
+
+
 def test_the_text_of_a_transcript() -> None:
     found = Transcript("en", 2.0, [Segment(0, 1, "One."), Segment(1, 2, "Two.")])
     assert found.text == "One. Two."
