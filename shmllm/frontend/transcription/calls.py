@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
@@ -15,7 +16,7 @@ from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.progress import PartProgress, Shown
 from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import Prompt
-from shmllm.frontend.transcription.transcriber import Part, Transcriber
+from shmllm.frontend.transcription.transcriber import OnDone, Part, Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary
 from shmllm.frontend.transcription.windows import divide
 from shmllm.outputs.request import RequestOutput
@@ -94,8 +95,10 @@ class TranscriptionCalls:
             wholes.append([Part(window, language or "") for window in windows])
             lengths.append(opened.seconds)
 
-        def run(prompts: list[Prompt], params: Any) -> list[RequestOutput]:
-            found: list[RequestOutput] = self.generate(prompts, params, use_tqdm=False)
+        def run(prompts: list[Prompt], params: Any, on_done: OnDone) -> list[RequestOutput]:
+            found: list[RequestOutput] = self.generate(
+                prompts, params, use_tqdm=lambda **_: _Counter(on_done)
+            )
             return found
 
         every = [part for parts in wholes for part in parts]
@@ -112,8 +115,18 @@ class TranscriptionCalls:
         return [_joined(parts, length) for parts, length in zip(wholes, lengths, strict=True)]
 
 
+@dataclass(frozen=True)
+class _Counter:
+    """A bar, as `Shown` describes it, that shows nothing and counts the requests that ended."""
+
+    update: OnDone
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 @contextmanager
-def _shown(total: int, shown: Shown) -> Iterator[Callable[[int], None]]:
+def _shown(total: int, shown: Shown) -> Iterator[OnDone]:
     """Show a bar of so many parts; yields what adds to it."""
     if callable(shown):
         bar = shown(total=total, desc="transcribing")

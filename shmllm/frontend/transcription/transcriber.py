@@ -15,7 +15,8 @@ from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.outputs.transcription import Segment
 from shmllm.params.sampling import SamplingParams
 
-Generate = Callable[[list[Prompt], list[SamplingParams]], list[RequestOutput]]
+OnDone = Callable[[int], None]
+Generate = Callable[[list[Prompt], list[SamplingParams], OnDone], list[RequestOutput]]
 ABORTED = "the engine aborted a request"
 AT_ONCE = 256
 """How many parts are prepared at a time: the features of one take about a megabyte."""
@@ -45,10 +46,11 @@ class Transcriber:
     Args:
         vocabulary: the model's special tokens.
         decode: returns the text of tokens.
-        generate: completes prompts.
+        generate: completes prompts, and calls a function with the number of those that ended.
         rate: samples in a second.
         step: the seconds from one timestamp to the next.
-        on_done: called with the number of parts that have their transcripts now.
+        on_done: called with the number of parts that have transcripts now, and with a negative one
+            for those that are transcribed again.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Transcriber:
         generate: Generate,
         rate: int,
         step: float,
-        on_done: Callable[[int], None],
+        on_done: OnDone,
     ) -> None:
         self._vocabulary = vocabulary
         self._decode = decode
@@ -92,8 +94,8 @@ class Transcriber:
             left = [part for part in some if part.error is None]
             self._on_done(len(some) - len(left))
             for temperature in quality.TEMPERATURES:
-                before, left = len(left), self._transcribe(left, task, timestamps, temperature)
-                self._on_done(before - len(left))
+                left = self._transcribe(left, task, timestamps, temperature)
+                self._on_done(-len(left))
 
     def _transcribe(
         self, parts: list[Part], task: str, timestamps: bool, temperature: float
@@ -126,7 +128,7 @@ class Transcriber:
             self._prompt(part, self._vocabulary.prompt(part.language, task, timestamps))
             for part in parts
         ]
-        return self._generate(prompts, [params] * len(prompts))
+        return self._generate(prompts, [params] * len(prompts), self._on_done)
 
     def _take(self, part: Part, request: RequestOutput, timestamps: bool, is_last: bool) -> bool:
         """Set the segments of a part. Returns whether its transcript is good enough."""
@@ -167,9 +169,13 @@ class Transcriber:
         """What the model writes first, or thinks of it."""
         params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, **options)
         prompts = [self._prompt(part, [self._vocabulary.begin]) for part in parts]
-        outputs = self._generate(prompts, [params] * len(prompts))
+        outputs = self._generate(prompts, [params] * len(prompts), _ignore)
         return [output.outputs[0] for output in outputs]
 
     def _prompt(self, part: Part, ids: list[int]) -> Prompt:
         sound = part.window.samples, self._rate
         return {"prompt_token_ids": ids, "multi_modal_data": {"audio": sound}}
+
+
+def _ignore(count: int) -> None:
+    """Count nothing: these requests are no transcripts."""

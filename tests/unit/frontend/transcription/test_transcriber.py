@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shmllm.frontend.transcription import quality
-from shmllm.frontend.transcription.transcriber import ABORTED, Part, Transcriber
+from shmllm.frontend.transcription.transcriber import ABORTED, OnDone, Part, Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary
 from shmllm.frontend.transcription.windows import Window
 from shmllm.outputs.logprobs import Logprob
@@ -49,8 +49,14 @@ class Model:
         self._answer, self._silence = answer, silence
         self.temperatures: list[float] = []
 
-    def __call__(self, prompts: list[Any], params: list[SamplingParams]) -> list[RequestOutput]:
-        return [self._one(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    def __call__(
+        self, prompts: list[Any], params: list[SamplingParams], on_done: OnDone
+    ) -> list[RequestOutput]:
+        outputs = []
+        for prompt, each in zip(prompts, params, strict=True):
+            outputs.append(self._one(prompt, each))
+            on_done(1)
+        return outputs
 
     def _one(self, prompt: Any, params: SamplingParams) -> RequestOutput:
         if params.logprob_token_ids is not None:
@@ -61,7 +67,13 @@ class Model:
 
 
 def transcribe(generate: Any, num_parts: int = 1) -> tuple[list[Part], int]:
-    """Returns the parts, and how many were reported."""
+    """Returns the parts, and how many were reported in all."""
+    parts, done = transcribe_with_progress(generate, num_parts)
+    return parts, sum(done)
+
+
+def transcribe_with_progress(generate: Any, num_parts: int) -> tuple[list[Part], list[int]]:
+    """Returns the parts, and what was reported of them."""
     window = Window(0.0, np.zeros(10 * RATE, np.float32))
     parts = [Part(window, "en") for _ in range(num_parts)]
     done: list[int] = []
@@ -69,7 +81,7 @@ def transcribe(generate: Any, num_parts: int = 1) -> tuple[list[Part], int]:
     Transcriber(
         VOCABULARY, lambda ids: decode(map(str, ids)), generate, RATE, 0.02, done.append
     ).transcribe(parts, "transcribe", timestamps=True)
-    return parts, sum(done)
+    return parts, done
 
 
 def texts_of(parts: Sequence[Part]) -> list[str]:
@@ -87,6 +99,12 @@ def test_an_unlikely_transcript_is_drawn_again() -> None:
     parts, num_done = transcribe(model, num_parts=2)
     assert (texts_of(parts), num_done) == (["3", "3"], 2)
     assert model.temperatures == [0.0, 0.0, 0.2, 0.2, 0.4, 0.4]
+
+
+def test_each_part_is_reported_as_it_ends_and_taken_back_if_it_is_drawn_again() -> None:
+    model = Model(lambda params: ([3, END], SURE if params.temperature else UNSURE))
+    reported = transcribe_with_progress(model, 2)[1]
+    assert [count for count in reported if count] == [1, 1, -2, 1, 1]
 
 
 def test_a_text_that_repeats_itself_is_drawn_to_the_end() -> None:
@@ -116,7 +134,11 @@ def test_a_part_of_which_no_text_is_likely_is_drawn_again() -> None:
 
 def test_why_a_part_is_missing() -> None:
     def run(**output: Any) -> str | None:
-        parts, num_done = transcribe(lambda *given: [output_of([1], SURE, **output)])
+        def generate(prompts: Any, params: Any, on_done: OnDone) -> list[RequestOutput]:
+            on_done(1)
+            return [output_of([1], SURE, **output)]
+
+        parts, num_done = transcribe(generate)
         assert num_done == 1
         return parts[0].error
 
