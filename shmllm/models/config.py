@@ -351,11 +351,10 @@ class ModelConfig:
         """About the number of parameters."""
         rows = self.vocab_size + self.num_learned_positions
         rows += sum(sum(mixer.linear_widths) + mixer.width for mixer in self.mixers)
-        rows += sum(mlp.num_rows for mlp in self.feed_forwards)
         rows += 2 * (self.num_streams - 1) * self.hidden_size
-        of_layers = 0
+        of_layers = sum(mlp.num_elements(self.hidden_size) for mlp in self.feed_forwards)
         if self.per_layer is not None:
-            of_layers = self.per_layer.vocab_size * self.per_layer.width * self.num_layers
+            of_layers += self.per_layer.vocab_size * self.per_layer.width * self.num_layers
         specs = {id(spec): spec for spec in self.towers.values()}
         of_towers = sum(spec.tower.num_elements for spec in specs.values())
         return rows * self.hidden_size + of_layers + of_towers

@@ -12,7 +12,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import Destination, TransposedMatrix, WholeMatrix
 from shmllm.models.mlp import MLP
-from shmllm.models.specs import DenseAndExpertsSpec, MoESpec
+from shmllm.models.specs import DenseAndExpertsSpec, LatentExpertsSpec, MoESpec
 from shmllm.models.weight_names import TRANSPOSED
 
 
@@ -106,9 +106,10 @@ class MoE:
         if spec.correction_bias:
             self.correction = storage.float32(spec.num_experts)
         experts, inner, bias = spec.num_experts, spec.inner, spec.bias
+        width = spec.width(hidden_size)
         widths = (2 * inner,) if spec.alternating else (inner, inner) if spec.gated else (inner,)
-        self.gate_up_proj = ExpertLinear(experts, hidden_size, widths, bias, storage)
-        self.down_proj = ExpertLinear(experts, inner, (hidden_size,), bias, storage)
+        self.gate_up_proj = ExpertLinear(experts, width, widths, bias, storage)
+        self.down_proj = ExpertLinear(experts, inner, (width,), bias, storage)
         self.shared = None if spec.shared is None else MLP(hidden_size, spec.shared, storage)
         self.scale = storage.tensor(experts) if spec.scaled else None
         self.fixed_gate = storage.zero() if spec.halves_shared else None
@@ -186,3 +187,38 @@ class DenseAndExperts:
         """Returns the destinations of a tensor for each expert, as quantized checkpoints have them;
         transformers' modules have the same names."""
         return self.experts.each(prefix)
+
+
+class LatentExperts:
+    """The weights of a mixture of experts that read a latent, and of a shared expert that does not.
+
+    Attributes:
+        spec: what it computes.
+        residual_scale: the factor of what is added to the residual stream.
+        experts: the mixture.
+        latent_down: the projection of the hidden state to what the experts read.
+        latent_up: the projection of their sum to the width of the hidden state.
+        shared: the shared expert.
+    """
+
+    norms: tuple[Norm, ...] = ()
+
+    def __init__(self, config: ModelConfig, spec: LatentExpertsSpec, storage: Storage) -> None:
+        self.spec = spec
+        self.residual_scale = config.residual_scale
+        hidden, latent = config.hidden_size, spec.experts.width(config.hidden_size)
+        self.experts = MoE(hidden, spec.experts, storage)
+        self.latent_down = Linear(hidden, [latent], spec.bias, storage)
+        self.latent_up = Linear(latent, [hidden], spec.bias, storage)
+        self.shared = MLP(hidden, spec.shared, storage)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp"."""
+        weights = self.experts.named_weights(prefix)
+        weights |= self.latent_down.named_weights(f"{prefix}.fc1_latent_proj")
+        weights |= self.latent_up.named_weights(f"{prefix}.fc2_latent_proj")
+        return weights | self.shared.named_weights(f"{prefix}.{self.spec.experts.shared_name}")
+
+    def module_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of the names that differ in transformers' modules."""
+        return self.experts.module_weights(prefix)

@@ -12,11 +12,17 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.experts import DenseAndExperts, MoE
+from shmllm.models.experts import DenseAndExperts, LatentExperts, MoE
 from shmllm.models.layers import NamedWeights, Norm, Storage
 from shmllm.models.mlp import MLP
 from shmllm.models.ops import Ops
-from shmllm.models.specs import DenseAndExpertsSpec, FeedForwardSpec, MLPSpec, MoESpec
+from shmllm.models.specs import (
+    DenseAndExpertsSpec,
+    FeedForwardSpec,
+    LatentExpertsSpec,
+    MLPSpec,
+    MoESpec,
+)
 
 
 class FeedForward(Protocol):
@@ -39,8 +45,9 @@ class FeedForwardKind:
 
     Attributes:
         make: (config, spec, storage) -> the weights of a layer's feed-forward.
-        run: (ops, x, residual, feed_forward) -> its output. x is the normalised residual stream,
-            residual the stream itself; all are [tokens, hidden].
+        run: (ops, x, residual, feed_forward) -> its output, or the part of it that it has not
+            added to the stream. x is the normalised residual stream, residual the stream itself;
+            all are [tokens, hidden].
     """
 
     make: Callable[[ModelConfig, Any, Storage], FeedForward]
@@ -72,8 +79,16 @@ def _run_both(ops: Ops, x: Tensor, residual: Tensor, both: DenseAndExperts) -> T
     return ops.add_norm(of_experts, out, None, 1.0)
 
 
+def _run_latent_experts(ops: Ops, x: Tensor, residual: Tensor, latent: LatentExperts) -> Tensor:
+    ops.add_norm(ops.mlp(x, latent.shared), residual, None, latent.residual_scale)
+    routing = ops.route(x, latent.experts)
+    of_experts = ops.experts(ops.linear(x, latent.latent_down), routing, latent.experts)
+    return ops.linear(of_experts, latent.latent_up)
+
+
 FEED_FORWARDS: dict[type[FeedForwardSpec], FeedForwardKind] = {
     MLPSpec: FeedForwardKind(_make_mlp, _run_mlp),
     MoESpec: FeedForwardKind(_make_experts, _run_experts),
     DenseAndExpertsSpec: FeedForwardKind(DenseAndExperts, _run_both),
+    LatentExpertsSpec: FeedForwardKind(LatentExperts, _run_latent_experts),
 }

@@ -1,5 +1,5 @@
 """Nemotron-H: each layer is one of Mamba 2, attention without rotation, an MLP of a squared ReLU
-without a gate, or experts of such, chosen by sigmoids."""
+without a gate, or experts of such, chosen by sigmoids, which may read a latent (Nemotron 3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shmllm.models.readers import (
     read_norm,
     read_positions,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import LatentExpertsSpec, LayerNorms, LayerSpec, MLPSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _FIELDS: Names = {
     "convolution_bias": ("use_conv_bias", True),
     "activation": ("mamba_hidden_act", "silu"),
 }
-_REFUSED = "sliding_window", "attention_bias", "tie_word_embeddings", "moe_latent_size"
+_REFUSED = "sliding_window", "attention_bias", "tie_word_embeddings"
 _NAMES = {
     ".mamba.": ".mixer.",
     ".self_attn.": ".mixer.",
@@ -81,7 +81,7 @@ def _read_mlp(fields: Fields) -> MLPSpec:
     )
 
 
-def _read_experts(fields: Fields) -> MoESpec:
+def _read_experts(fields: Fields) -> MoESpec | LatentExpertsSpec:
     shared = replace(
         _read_mlp(fields), inner=fields.integer("moe_shared_expert_intermediate_size", 7688)
     )
@@ -106,7 +106,14 @@ def _read_experts(fields: Fields) -> MoESpec:
         shared=shared,
         shared_name="shared_experts",
     )
-    return with_groups(fields, experts, 1, 1, best_of_group=2)
+    experts = with_groups(fields, experts, 1, 1, best_of_group=2)
+    latent, hidden = fields.optional_integer("moe_latent_size"), fields.integer("hidden_size")
+    if latent is None:
+        return experts
+    if latent > hidden:
+        raise fields.error(f"moe_latent_size ({latent:,}) is more than hidden_size ({hidden:,})")
+    experts = replace(experts, latent=latent, shared=None)
+    return LatentExpertsSpec(experts=experts, shared=shared, bias=shared.bias)
 
 
 def _read_types(fields: Fields) -> tuple[str, ...]:

@@ -23,7 +23,13 @@ from shmllm.models.recurrent_specs import (
     ShortConvolutionSpec,
 )
 from shmllm.models.shard import Shard, Stage
-from shmllm.models.specs import DenseAndExpertsSpec, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import (
+    DenseAndExpertsSpec,
+    LatentExpertsSpec,
+    LayerSpec,
+    MLPSpec,
+    MoESpec,
+)
 
 MOST_RANKS = 64
 
@@ -89,6 +95,11 @@ def _shard_both(spec: DenseAndExpertsSpec, size: int) -> DenseAndExpertsSpec:
     return replace(spec, mlp=_shard_mlp(spec.mlp, size), experts=_shard_experts(spec.experts, size))
 
 
+def _shard_latent_experts(spec: LatentExpertsSpec, size: int) -> LatentExpertsSpec:
+    shared = _shard_mlp(spec.shared, size)  # both projections of latents stay whole
+    return replace(spec, experts=_shard_experts(spec.experts, size), shared=shared)
+
+
 _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     AttentionSpec: _shard_attention,
     LatentAttentionSpec: _shard_latent_attention,
@@ -100,6 +111,7 @@ _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     MLPSpec: _shard_mlp,
     MoESpec: _shard_experts,
     DenseAndExpertsSpec: _shard_both,
+    LatentExpertsSpec: _shard_latent_experts,
     type(None): lambda spec, size: spec,
 }
 """By the type of a mixer or a feed-forward: (its spec, the number of ranks) -> that of a rank."""
@@ -180,10 +192,12 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
 
 def _cost(config: ModelConfig, layer: LayerSpec) -> int:
     """Returns about the number of elements that a token is multiplied by in a layer."""
-    mixers = sum(sum(mixer.linear_widths) + mixer.width for mixer in layer.mixers)
-    mlp = 0 if layer.mlp is None else sum(dense.up_width + dense.inner for dense in layer.mlp.dense)
-    mlp += sum(3 * each.top_k * each.inner for each in layer.mlp.mixtures) if layer.mlp else 0
-    return (mixers + mlp) * config.hidden_size
+    hidden = config.hidden_size
+    cost = sum(sum(mixer.linear_widths) + mixer.width for mixer in layer.mixers) * hidden
+    if layer.mlp is not None:
+        cost += sum(mlp.num_elements(hidden) for mlp in layer.mlp.dense)
+        cost += sum(each.top_k * each.expert_elements(hidden) for each in layer.mlp.mixtures)
+    return cost
 
 
 def _head(config: ModelConfig) -> int:

@@ -95,10 +95,9 @@ class MLPSpec:
         """The MLP itself."""
         return (self,)
 
-    @property
-    def num_rows(self) -> int:
-        """The rows of all matrices, each as wide as the hidden state."""
-        return self.up_width + self.inner
+    def num_elements(self, hidden: int) -> int:
+        """The number of elements of all matrices, with hidden states of a width."""
+        return (self.up_width + self.inner) * hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +108,8 @@ class MoESpec:
         num_experts: the number of experts.
         top_k: the number of experts that a token goes to.
         inner: the width of an expert's activation's output.
+        latent: the width of what the experts read and return; None: that of the hidden state. The
+            router reads the hidden state.
         activation: "silu", "gelu_tanh", gpt-oss's clamped product, or "relu_squared", which has no
             gate.
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
@@ -147,6 +148,7 @@ class MoESpec:
     num_experts: int
     top_k: int
     inner: int
+    latent: int | None = None
     activation: ExpertActivation = "silu"
     scoring: Scoring = "softmax"
     mixer_limit: float = 0.0
@@ -196,11 +198,18 @@ class MoESpec:
         """The dense MLPs that it has."""
         return () if self.shared is None else (self.shared,)
 
-    @property
-    def num_rows(self) -> int:
-        """The rows of all matrices, each as wide as the hidden state."""
-        own = self.num_experts * (3 * self.inner + 1)
-        return own + sum(mlp.num_rows for mlp in self.dense)
+    def width(self, hidden: int) -> int:
+        """The width of what the experts read and return, with hidden states of a width."""
+        return hidden if self.latent is None else self.latent
+
+    def expert_elements(self, hidden: int) -> int:
+        """The number of elements of the matrices of an expert, with hidden states of a width."""
+        return (3 if self.gated else 2) * self.inner * self.width(hidden)
+
+    def num_elements(self, hidden: int) -> int:
+        """About the number of elements of all matrices, with hidden states of a width."""
+        own = self.num_experts * (self.expert_elements(hidden) + hidden)
+        return own + sum(mlp.num_elements(hidden) for mlp in self.dense)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,15 +239,48 @@ class DenseAndExpertsSpec:
         """The dense MLPs."""
         return (self.mlp, *self.experts.dense)
 
+    def num_elements(self, hidden: int) -> int:
+        """The number of elements of all matrices, with hidden states of a width."""
+        return self.mlp.num_elements(hidden) + self.experts.num_elements(hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentExpertsSpec:
+    """A mixture of experts that read a projection of the hidden state, a latent, and whose sum is
+    projected back, beside a shared expert as wide as the hidden state (Nemotron 3 Super).
+
+    The shared expert's output is added to the residual stream first: its layer has norms of what
+    both read, and no others.
+
+    Attributes:
+        experts: the mixture, with a latent and no shared expert.
+        shared: the shared expert.
+        bias: whether both projections have a bias.
+    """
+
+    experts: MoESpec
+    shared: MLPSpec
+    bias: bool = False
+
     @property
-    def num_rows(self) -> int:
-        """The rows of all matrices, each as wide as the hidden state."""
-        return self.mlp.num_rows + self.experts.num_rows
+    def mixtures(self) -> tuple[MoESpec, ...]:
+        """The mixture."""
+        return (self.experts,)
+
+    @property
+    def dense(self) -> tuple[MLPSpec, ...]:
+        """The shared expert."""
+        return (self.shared,)
+
+    def num_elements(self, hidden: int) -> int:
+        """The number of elements of all matrices, with hidden states of a width."""
+        projections = 2 * self.experts.width(hidden) * hidden
+        return projections + self.experts.num_elements(hidden) + self.shared.num_elements(hidden)
 
 
-FeedForwardSpec = MLPSpec | MoESpec | DenseAndExpertsSpec
+FeedForwardSpec = MLPSpec | MoESpec | DenseAndExpertsSpec | LatentExpertsSpec
 """What computes each token by itself. Each has `mixtures` and `dense`, the mixtures of experts and
-the dense MLPs that it has, and `num_rows`."""
+the dense MLPs that it has, and `num_elements`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,10 @@ def inner_widths(config: ModelConfig) -> tuple[int, ...]:
     return _ordered(mlp.inner for mlp in config.dense_mlps)
 
 
+def _latent_widths(config: ModelConfig) -> set[int]:
+    return {each.latent for each in config.mixtures if each.latent is not None}
+
+
 def _laurel_ranks(config: ModelConfig) -> set[int]:
     ranks = (layer.laurel_rank for layer in config.layers)
     return {rank for rank in ranks if rank is not None}
@@ -40,7 +44,7 @@ def read_widths(config: ModelConfig) -> tuple[int, ...]:
     widths.update(*(attention.read_widths for attention in config.latent_attentions))
     widths |= set() if config.per_layer is None else {config.per_layer.width}
     widths |= {2 * config.hidden_size} if config.num_further else set()
-    widths |= _laurel_ranks(config)
+    widths |= _laurel_ranks(config) | _latent_widths(config)
     return _ordered(widths)
 
 
@@ -50,5 +54,5 @@ def linear_widths(config: ModelConfig) -> tuple[int, ...]:
     widths |= {mlp.up_width for mlp in config.dense_mlps}
     widths |= set() if config.per_layer is None else {config.per_layer.width}
     widths |= set() if config.altup is None else {config.altup.num_streams}
-    widths |= _laurel_ranks(config)
+    widths |= _laurel_ranks(config) | _latent_widths(config)
     return _ordered(widths)

@@ -36,11 +36,20 @@ EXPERTS = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 48,
 }
+OF_LATENTS = {
+    "layers_block_type": ["moe", "full_attention", "moe"],
+    "head_dim": 16,
+    "n_routed_experts": 4,
+    "moe_latent_size": 20,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 48,
+}
 
 
 def routers(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
     """The [experts, hidden] of the routers, by name."""
-    found = ((name, module) for name, module in model.named_modules() if name.endswith("mlp.gate"))
+    names = "mlp.gate", "mixer.gate"
+    found = ((name, module) for name, module in model.named_modules() if name.endswith(names))
     return {name: tuple(module.weight.shape) for name, module in found}
 
 
@@ -51,7 +60,7 @@ class Adapted:
         reference = reference_model(family, SCALE, **(SHAPE | options))
         self.directory = save(reference, directory / "model")
         modules = lora_adapters.linear_modules(reference)
-        names = (*lora_adapters.PROJECTIONS, "shared_expert_gate")
+        names = (*lora_adapters.PROJECTIONS, "shared_expert_gate", "latent_proj")
         shapes = lora_adapters.with_suffixes(modules, names) | routers(reference)
         self.loras, merged = [], [reference]
         for index, rank in enumerate(RANKS):
@@ -93,9 +102,12 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
     return Adapted(tmp_path_factory.mktemp("adapted"))
 
 
-@pytest.fixture(scope="module")
-def adapted_experts(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
-    return Adapted(tmp_path_factory.mktemp("experts"), "qwen2_moe", **EXPERTS)
+@pytest.fixture(scope="module", params=[("qwen2_moe", EXPERTS), ("nemotron_3", OF_LATENTS)])
+def adapted_experts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Adapted:
+    family, sizes = request.param
+    return Adapted(tmp_path_factory.mktemp("experts"), family, **sizes)
 
 
 class LoraEngineConformance:

@@ -163,6 +163,8 @@ def _add_nemotron_h(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_group_count(config.n_group)
+        if config.moe_latent_size is not None:
+            writer.add_moe_latent_size(config.moe_latent_size)
     writer.add_feed_forward_length([width if each == feed_forward else 0 for each in kinds])
     writer.add_head_count_kv([heads if each == "full_attention" else 0 for each in kinds])
     writer.add_layer_norm_eps(config.layer_norm_epsilon)

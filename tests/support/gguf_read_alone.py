@@ -148,5 +148,13 @@ READ_ALONE: dict[str, tuple[str, Options]] = {
         | {"n_routed_experts": 6, "moe_shared_expert_intermediate_size": 40}
         | {"routed_scaling_factor": 1.5},
     ),
+    "nemotron-h with experts of latents": (
+        "nemotron_h",
+        _NEMOTRON
+        | _EXPERTS
+        | {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]}
+        | {"n_routed_experts": 6, "moe_shared_expert_intermediate_size": 40}
+        | {"moe_latent_size": 32},
+    ),
 }
 """By name: the family, and the options of a small model of transformers."""

@@ -17,13 +17,14 @@ from support.one_thread import one_thread
 from torch import Tensor
 from transformers import PreTrainedModel
 
-PARAMETERS = ["experts.gate_up_proj", "experts.down_proj"]
+PARAMETERS = ["experts.gate_up_proj", "experts.up_proj", "experts.down_proj"]
 """For the field `target_parameters`."""
 SEPARATE = {
     "mixtral": {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
     "qwen2_moe": {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
 }
 SEPARATE["qwen3_moe"] = SEPARATE["qwen2_moe"]
+SEPARATE["nemotron_h"] = {"up_proj": ("up_proj",), "down_proj": ("down_proj",)}
 """The projections of each expert that a parameter has together, by the type of the model."""
 
 

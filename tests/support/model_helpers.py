@@ -206,6 +206,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "nanochat": NanoChatConfig,
     "nemotron": NemotronConfig,
     "nemotron_h": NemotronHConfig,
+    "nemotron_3": NemotronHConfig,
     "olmo": OlmoConfig,
     "olmo2": Olmo2Config,
     "olmo3": Olmo3Config,

@@ -311,6 +311,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32}
         | {"head_dim": 16},
     ),
+    "nemotron_3": (
+        "NemotronH",
+        {"layers_block_type": ["moe", "linear_attention", "full_attention", "moe"]}
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+        | {"moe_latent_size": 32, "moe_shared_expert_intermediate_size": 48}
+        | {"mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 32}
+        | {"head_dim": 16, "routed_scaling_factor": 2.5},
+    ),
     "llama4": (
         "Llama4Text",
         {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16, "num_hidden_layers": 4}
@@ -337,6 +345,7 @@ MAMBAS = (
     "mamba",
     "mamba2",
     "nemotron_h",
+    "nemotron_3",
 )
 """The families with Mamba 1 or 2, some of them beside attention."""
 RECURRENT = (
@@ -361,7 +370,7 @@ WITH_EXPERTS = (
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
-    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba", "nemotron_h"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba", "nemotron_h", "nemotron_3"),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "gemma3n", "gemma4", "glm4_moe", "glm4_moe_lite"),
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),

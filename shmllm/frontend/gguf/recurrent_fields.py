@@ -151,8 +151,6 @@ def _nemotron_h(known: Metadata, config: Json) -> Json:
     lists = known.find("attention.head_count_kv"), known.find("feed_forward_length")
     if not all(isinstance(each, list) for each in lists) or inner % heads:
         raise known.header.error("the sizes of Nemotron-H's layers are not known")
-    if known.find("moe_latent_size"):
-        raise known.header.error("moe_latent_size is not supported")
     has_experts = bool(known.find("expert_count"))
     fields = no_window(known, config) | {
         "layers_block_type": _types_of_nemotron(*lists, "moe" if has_experts else "mlp"),
@@ -173,6 +171,7 @@ def _nemotron_h(known: Metadata, config: Json) -> Json:
         "num_experts_per_tok": known.whole("expert_used_count"),
         "moe_intermediate_size": known.whole("expert_feed_forward_length"),
         "moe_shared_expert_intermediate_size": known.whole(SHARED_WIDTH),
+        "moe_latent_size": known.find("moe_latent_size") or None,
         "norm_topk_prob": known.flag("expert_weights_norm", False),
         "routed_scaling_factor": scale(known, "expert_weights_scale", 1.0),
         "n_group": known.whole("expert_group_count", 1),

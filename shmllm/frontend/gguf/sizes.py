@@ -85,6 +85,7 @@ def _attention_shapes(config: Mapping[str, Any], family: GgufFamily) -> Shapes:
     num_experts, inner = _first_of(config, _NUM_EXPERTS), config["intermediate_size"]
     inner = inner[0] if isinstance(inner, list) else inner
     width = config.get("moe_intermediate_size", inner)
+    of_experts = config.get("moe_latent_size") or hidden_size
     shared_width = _first_of(config, _SHARED_WIDTHS)
     if shared_width is None:
         shared_width = width * (_first_of(config, _NUM_SHARED) or 0)
@@ -101,8 +102,9 @@ def _attention_shapes(config: Mapping[str, Any], family: GgufFamily) -> Shapes:
         "ffn_up": (up_width, hidden_size),
         "ffn_up_shexp": (shared_width, hidden_size),
         "ffn_gate_inp": (num_experts, hidden_size),
-        "ffn_up_exps": (num_experts, width, hidden_size),
-        "ffn_gate_up_exps": (num_experts, 2 * width, hidden_size),
+        "ffn_latent_down": (of_experts, hidden_size),
+        "ffn_up_exps": (num_experts, width, of_experts),
+        "ffn_gate_up_exps": (num_experts, 2 * width, of_experts),
     }
     if family.has_latents:
         del expected["attn_q"], expected["attn_qkv"]

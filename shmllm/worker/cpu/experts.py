@@ -52,7 +52,7 @@ class ExpertBuffers:
     Args:
         allocate: returns the memory of a tensor.
         spec: the mixture.
-        hidden: the width of its input and output.
+        hidden: the width of hidden states.
         max_tokens: the largest number of tokens in a step.
 
     Attributes:
@@ -67,12 +67,12 @@ class ExpertBuffers:
         activated: [pairs, inner] float32, memory for the output of the activation.
         rounded, rounded_inner: memory for what tiles read instead, the inputs of the pairs and
             those outputs, bytes.
-        rows: [pairs, hidden] float32, the outputs of the experts.
-        out: [max_tokens, hidden] float32, their sums.
+        rows: [pairs, width] float32, the outputs of the experts.
+        out: [max_tokens, width] float32, their sums.
     """
 
     def __init__(self, allocate: Allocator, spec: MoESpec, hidden: int, max_tokens: int) -> None:
-        pairs, experts = max_tokens * spec.top_k, spec.num_experts
+        pairs, experts, width = max_tokens * spec.top_k, spec.num_experts, spec.width(hidden)
 
         def floats(rows: int, width: int) -> Tensor:
             return allocate((rows, width), torch.float32)
@@ -88,13 +88,13 @@ class ExpertBuffers:
         self.weights = floats(max_tokens, spec.top_k)
         self.tokens, self.firsts = words(pairs), words(experts)
         self.blocks = words(max_blocks(max_tokens, spec.top_k, experts), BLOCK_WORDS)
-        self.activated, self.rows = floats(pairs, spec.inner), floats(pairs, hidden)
+        self.activated, self.rows = floats(pairs, spec.inner), floats(pairs, width)
         num_rounded = num_rounded_rows(pairs, len(self.blocks))
         self.rounded, self.rounded_inner = (
-            allocate((num_rounded, row_bytes(width, "bfloat16")), torch.uint8)
-            for width in (hidden, spec.inner)
+            allocate((num_rounded, row_bytes(each, "bfloat16")), torch.uint8)
+            for each in (width, spec.inner)
         )
-        self.out = floats(max_tokens, hidden)
+        self.out = floats(max_tokens, width)
         self.shared_gates = self.logits[:, experts] if spec.shared_gate else None
 
 
@@ -160,11 +160,11 @@ class ExpertOps:
 
         Args:
             x, routing, moe: as there.
-            shared: the output of the shared expert, [tokens, hidden], or None.
+            shared: the output of the shared expert, [tokens, width], or None.
         """
         spec, buffers, meetings = moe.spec, self._buffers[moe.spec], self._meetings
         is_partial = meetings.is_partial(moe.down_proj.weight)
-        out = meetings.part() if is_partial else buffers.out
+        out = meetings.part(buffers.out.shape[1]) if is_partial else buffers.out
         has_rest = meetings.has_rest or not is_partial
         # Each layer has its own number: a thread that comes late to a kernel still counts its
         # pieces when others have sorted the pairs of the next layer.

@@ -33,7 +33,7 @@ class Meetings:
         group: the group.
         partial: the addresses of the matrices whose products are parts of sums.
         max_rows: the largest number of rows of a sum.
-        width: the width of a row.
+        width: the largest width of a row.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class Meetings:
         """Return whether the products of a matrix are parts of sums."""
         return bool(self._partial) and addresses(weight).start in self._partial
 
-    def part(self) -> Tensor:
+    def part(self, width: int) -> Tensor:
         """Return where this rank writes its part of the next sum, [max_rows, width]."""
-        return self._parts[self._num_meetings % 2][self._group.shard.rank]
+        memory = self._parts[self._num_meetings % 2][self._group.shard.rank]
+        return memory.view(-1)[: len(memory) * width].view(-1, width)
 
     def sum_parts(self, num_rows: int, out: Tensor) -> Tensor:
         """Record ``out = sum over the ranks of what they wrote to part()``; return ``out``.

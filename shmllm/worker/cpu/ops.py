@@ -282,7 +282,7 @@ class CpuOps:
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0]), self._meetings
         is_partial = meetings.is_partial(linear.weight)
-        target = meetings.part() if is_partial else out
+        target = meetings.part(out.shape[1]) if is_partial else out
         has_bias = meetings.has_rest or not is_partial
         self._products.record(self._num_tokens, x, linear, target, has_bias=has_bias)
         if self._lora is not None:

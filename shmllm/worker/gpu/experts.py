@@ -42,7 +42,7 @@ class ExpertBuffers:
     Args:
         allocate: returns the memory of a tensor.
         spec: the mixture.
-        hidden: the width of its input and output.
+        hidden: the width of hidden states.
         dtype: the model's dtype.
         max_tokens: the largest number of tokens in a step.
 
@@ -56,8 +56,8 @@ class ExpertBuffers:
         scratch: what `route` needs to sort them.
         activated: [pairs and parts, inner], the output of the activation, by expert; the parts are
             those of a shared expert, for few tokens.
-        rows: [pairs and parts, hidden], the outputs of the experts.
-        out: [max_tokens, hidden], their sums.
+        rows: [pairs and parts, width], the outputs of the experts.
+        out: [max_tokens, width], their sums.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ExpertBuffers:
         dtype: torch.dtype,
         max_tokens: int,
     ) -> None:
-        top_k, experts = spec.top_k, spec.num_experts
+        top_k, experts, width = spec.top_k, spec.num_experts, spec.width(hidden)
         pairs = max_tokens * top_k
 
         def integers(*shape: int) -> Tensor:
@@ -86,8 +86,8 @@ class ExpertBuffers:
         shared = 0 if spec.shared is None else spec.shared.inner // spec.inner
         rows = pairs + shared * min(max_tokens, MAX_ROWS)
         self.activated = allocate((rows, spec.inner), dtype)
-        self.rows = allocate((rows, hidden), dtype)
-        self.out = allocate((max_tokens, hidden), dtype)
+        self.rows = allocate((rows, width), dtype)
+        self.out = allocate((max_tokens, width), dtype)
 
 
 class ExpertOps:
@@ -248,7 +248,8 @@ class ExpertOps:
         """Launch this rank's part of the sums."""
         meetings = self._meetings
         added = _output_of(shared) if meetings.has_rest else None
-        part = WeightedSum(meetings.part(len(x)), routing.weights, added, routing.shared_gates)
+        out = meetings.part(len(x), self._buffers[moe.spec].out.shape[1])
+        part = WeightedSum(out, routing.weights, added, routing.shared_gates)
         self._sum(part, x, routing, moe, shared, has_bias=meetings.has_rest)
 
     def _sum(

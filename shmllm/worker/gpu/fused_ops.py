@@ -129,8 +129,9 @@ class FusedOps:
             self._add_normed(stream)
 
     def _multiply_part(self, read: Read, linear: Linear) -> None:
-        part, has_bias = self._ops.meetings.part(len(read.x)), self._ops.meetings.has_rest
-        self._launch(part, read, linear, has_bias=has_bias)
+        meetings = self._ops.meetings
+        part = meetings.part(len(read.x), linear.weight.shape[0])
+        self._launch(part, read, linear, has_bias=meetings.has_rest)
 
     def _launch(self, out: Tensor, read: Read, linear: Linear, **options: Any) -> None:
         """Launch a product with the norms of what it reads. What is to be added to the stream is

@@ -98,13 +98,14 @@ class NoMeetings:
         """Return whether the products of a matrix are parts of sums."""
         return False
 
-    def part(self, num_tokens: int) -> Tensor:
-        """Return where this rank writes its part of the next sum, [num_tokens, hidden]."""
+    def part(self, num_tokens: int, width: int) -> Tensor:
+        """Return where this rank writes its part of the next sum, [num_tokens, width], at most as
+        wide as the hidden state."""
         raise AssertionError("a process that is alone meets nobody")
 
     def sum_parts(self, out: Tensor) -> Tensor:
         """Launch ``out = sum over the ranks of what they wrote to part()``; return ``out``,
-        [num_tokens, hidden]."""
+        [num_tokens, width]."""
         raise AssertionError("a process that is alone meets nobody")
 
     def add_parts(self, out: Tensor, scale: float) -> None:
@@ -198,8 +199,8 @@ class GpuMeetings(NoMeetings):
     def is_partial(self, weight: Matrix) -> bool:
         return addresses(weight).start in self._partial
 
-    def part(self, num_tokens: int) -> Tensor:
-        return self._parts[self._num_sums % 2][:num_tokens]
+    def part(self, num_tokens: int, width: int) -> Tensor:
+        return _rows(self._parts[self._num_sums % 2], num_tokens, width)
 
     def sum_parts(self, out: Tensor) -> Tensor:
         buffer = self._next_buffer()
@@ -222,7 +223,7 @@ class GpuMeetings(NoMeetings):
 
     def _sum_slices(self, out: Tensor, buffer: int) -> None:
         """Launch a sum of which each rank adds some rows, in place, and copies those of others."""
-        parts, width = self._parts_of[buffer], out.shape[1]
+        parts, width = [_rows(each, *out.shape) for each in self._parts_of[buffer]], out.shape[1]
         slices = [each.part_of(len(out)) for each in self._shards]
         own, most = slices[self._rank], max(map(len, slices)) * width
         offset = self._offsets[buffer] + own.start * width * out.itemsize
@@ -244,6 +245,11 @@ class GpuMeetings(NoMeetings):
             return
         for part, tokens in zip(self._logits[1:], self._tokens_of[1:], strict=True):
             logits[:, tokens.start : tokens.stop].copy_(part[: len(logits), : len(tokens)])
+
+
+def _rows(part: Tensor, num_rows: int, width: int) -> Tensor:
+    """Return the first [num_rows, width] of a part's memory."""
+    return part.view(-1)[: num_rows * width].view(num_rows, width)
 
 
 def _view(memory: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

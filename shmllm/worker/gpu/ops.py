@@ -166,7 +166,7 @@ class GpuOps:
         meetings, out = self.meetings, self._buffers.hidden[:num_tokens]
         part, share = out, None
         if meetings.are_needed:
-            part = meetings.part(num_tokens)
+            part = meetings.part(*out.shape)
             share = TableShare(embedding.first_token, meetings.has_rest)
         token_ids, positions = step.token_ids[:num_tokens], step.positions[:num_tokens]
         learned = []
@@ -222,7 +222,7 @@ class GpuOps:
         if not meetings.are_needed:
             residual.add_(levels)
             return
-        part = meetings.part(len(residual))
+        part = meetings.part(*residual.shape)
         if meetings.has_rest:  # rank 0 alone encodes images
             part.copy_(levels)
         else:
@@ -288,7 +288,7 @@ class GpuOps:
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0])[: len(x)], self.meetings
         if meetings.is_partial(linear.weight):
-            self._multiply(meetings.part(len(x)), x, linear, has_bias=meetings.has_rest)
+            self._multiply(meetings.part(*out.shape), x, linear, has_bias=meetings.has_rest)
             return meetings.sum_parts(out)
         self._multiply(out, x, linear)
         return out

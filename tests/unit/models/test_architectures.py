@@ -299,6 +299,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         NEMOTRON_EXPERTS | {"n_group": 3, "topk_group": 2, "norm_topk_prob": False},
     ),
     "nemotron-h-all-experts": ("nemotron_h", NEMOTRON_EXPERTS | {"num_experts_per_tok": 6}),
+    "nemotron-h-latent": ("nemotron_h", NEMOTRON_EXPERTS | {"moe_latent_size": 20}),
+    "nemotron-h-latent-biases": (
+        "nemotron_h",
+        NEMOTRON_EXPERTS | {"moe_latent_size": 24, "mlp_bias": True, "num_experts_per_tok": 6},
+    ),
     "nemotron-h-biases": (
         "nemotron_h",
         NEMOTRON
@@ -1017,6 +1022,7 @@ BFLOAT16 = [
     "mamba",
     "mamba2",
     "nemotron-h-all-experts",
+    "nemotron-h-latent-biases",
     "cohere",
     "cohere2",
     "cwm",

@@ -33,6 +33,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "llama4": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
     | {"intermediate_size": 40, "attention_chunk_size": 7},
+    "nemotron_3": {"layers_block_type": ["moe", "full_attention"], "head_dim": 16}
+    | {"n_routed_experts": 4, "moe_intermediate_size": 24, "moe_latent_size": 20}
+    | {"moe_shared_expert_intermediate_size": 40},
 }
 RANK = 5
 FIELDS = {"r": RANK, "lora_alpha": 2 * RANK, "target_parameters": lora_experts.PARAMETERS}
@@ -58,7 +61,8 @@ class Case:
 
 
 @pytest.mark.parametrize(
-    "family", ["mixtral", "qwen3_moe", slow("qwen2_moe"), "gpt_oss", slow("llama4")]
+    "family",
+    ["mixtral", "qwen3_moe", slow("qwen2_moe"), "gpt_oss", slow("llama4"), slow("nemotron_3")],
 )
 def test_fused_experts_equal_the_merged_model(family: str, tmp_path: Path) -> None:
     case = Case(family, tmp_path)
@@ -74,7 +78,12 @@ def test_separate_experts_equal_the_merged_model(family: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "kind", ["gpt_oss", "deepseek_v3", *map(slow, ("jamba", "nemotron_h", "granite_moe_hybrid"))]
+    "kind",
+    [
+        "gpt_oss",
+        "deepseek_v3",
+        *map(slow, ("jamba", "nemotron_h", "nemotron_3", "granite_moe_hybrid")),
+    ],
 )
 def test_parameters_have_the_order_of_transformers_modules(kind: str, tmp_path: Path) -> None:
     """PEFT nests its matrices in this order, and their names do not say which one they change."""
@@ -88,6 +97,15 @@ def test_parameters_have_the_order_of_transformers_modules(kind: str, tmp_path: 
             assert [each for each in known if each in own] == own
             assert sum(len(targets.targets_of(each)) > 1 for each in own) == 2
     assert count > 0
+
+
+def test_projections_of_latents_and_a_shared_expert_equal_the_merged_model(tmp_path: Path) -> None:
+    case = Case("nemotron_3", tmp_path)
+    names = ("_latent_proj", "shared_experts.up_proj", "shared_experts.down_proj")
+    shapes = lora_adapters.with_suffixes(lora_adapters.linear_modules(case.reference), names)
+    tensors = lora_adapters.draw(shapes, 5, RANK)
+    weights = case.read(tensors, target_parameters=None)
+    case.assert_merged(weights, lora_adapters.merged(case.reference, tensors, 2.0))
 
 
 @pytest.fixture

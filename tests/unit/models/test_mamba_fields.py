@@ -180,7 +180,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("NemotronH", {"attention_bias": True}, "attention_bias True is not supported"),
     ("NemotronH", {"sliding_window": 7}, "sliding_window 7 is not supported"),
     ("NemotronH", {"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
-    ("NemotronH", {"moe_latent_size": 7}, "moe_latent_size 7 is not supported"),
+    (
+        "NemotronH",
+        {"layers_block_type": ["linear_attention", "moe"], "moe_latent_size": 5000},
+        r"moe_latent_size \(5,000\) is more than hidden_size \(\d+\)",
+    ),
+    (
+        "NemotronH",
+        {"layers_block_type": ["linear_attention", "moe"], "moe_latent_size": 0},
+        "'moe_latent_size' must be an integer of at least 1, not 0",
+    ),
     (
         "NemotronH",
         {"layers_block_type": ["linear_attention", "moe"], "mlp_hidden_act": "silu"},

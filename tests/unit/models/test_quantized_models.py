@@ -169,6 +169,38 @@ def test_quantized_experts_of_gemma4_are_a_module_of_each(tmp_path: Path) -> Non
     assert_logits_close(our_logits(model, TOKENS), our_logits(other, TOKENS), 2e-5)
 
 
+def test_experts_that_read_a_latent_may_have_both_formats_of_modelopt(tmp_path: Path) -> None:
+    """NVIDIA's checkpoints of Nemotron 3 Super and Ultra have experts of NVFP4, and projections of
+    latents of FP8 or none."""
+    kinds: dict[str, Callable[[tuple[int, int]], Weight]] = {
+        ".experts.": lambda shape: nvfp4(shape, of_modelopt=True),
+        ".shared_experts.": lambda shape: fp8(shape, None, ".weight_scale"),
+        ".fc1_latent_proj.": lambda shape: fp8(shape, None, ".weight_scale"),
+    }
+    sizes = {"layers_block_type": ["moe", "full_attention"], "head_dim": 16, "n_routed_experts": 4}
+    sizes |= {"moe_intermediate_size": 48, "moe_shared_expert_intermediate_size": 80}
+    reference = reference_model("nemotron_h", 2.0, **SIZES | sizes, moe_latent_size=32)
+    plain, packed = save(reference, tmp_path / "plain"), save(reference, tmp_path / "packed")
+    tensors = load_file(plain / "model.safetensors")
+    parts = dict(tensors)
+    for name in tensors:
+        make = next((each for part, each in kinds.items() if part in name), None)
+        if make is not None:
+            weight = make((tensors[name].shape[0], tensors[name].shape[1]))
+            tensors[name] = weight.values
+            del parts[name]
+            parts |= named(name.removesuffix(".weight"), weight)
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    layers = {"backbone.layers.0.mixer.fc1_latent_proj": {"quant_algo": "FP8"}}
+    method = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    write_checkpoint(packed, method | {"quantized_layers": layers}, parts)
+    model = load_packed(packed)
+    mixture = model.layers[0].mlp
+    assert mixture.experts.down_proj.weight.kind == "nvfp4"
+    assert mixture.shared.down_proj.weight.kind == mixture.latent_down.weight.kind == "fp8"
+    assert_logits_close(our_logits(model, TOKENS), our_logits(load_packed(plain), TOKENS), 2e-5)
+
+
 def gpt_oss(directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     """A checkpoint of gpt-oss, and its tensors with the experts' values."""
     model = reference_model(

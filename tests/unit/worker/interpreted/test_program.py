@@ -270,6 +270,23 @@ def test_a_shared_expert_as_wide_as_no_number_of_others_is_two_launches(
 
 
 @pytest.mark.usefixtures("launches_only")
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_experts_that_read_a_latent_are_launches_of_their_products(
+    gpu_device, models, num_requests
+) -> None:
+    """The first product of the shared expert computes the norm, and so does the router, before the
+    last one changes the stream; both sums are added to the stream in the launches of products."""
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    without_gates = {"multiply_gate_and_up": "multiply_up"}
+    mixture = [without_gates.get(each, each) for each in launches_of_experts(num_requests)]
+    experts = [product, "_route_rows", product, product, *mixture]
+    layer, attention = [*experts, product], [product, "attend_decodes", product]
+    launched = launches_of_a_decode(gpu_device, models("nemotron_3")[1], num_requests)
+    expected = [*layer, *attention, *layer, "_rms_norm"]
+    assert launched[: len(expected)] == expected
+
+
+@pytest.mark.usefixtures("launches_only")
 def test_larger_steps_have_other_launches_of_latent_attention(gpu_device, models) -> None:
     steps = GpuSteps(gpu_device, models("deepseek_v3")[1])
     steps.program.warm_up()
