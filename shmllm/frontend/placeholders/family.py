@@ -14,6 +14,7 @@ from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import AudioSettings
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.videos.rules.family import VideoRules
 from shmllm.params.items import Grid, Modality
 
 
@@ -136,14 +137,27 @@ class VideoPlaceholder(Placeholder):
 
     Attributes:
         processors: the names of transformers' classes that may prepare them, the default first.
+        image: how they contain images, of which frames have the rules.
+        frames_at_once: how many frames the model's tower makes one of.
     """
 
     modality: ClassVar[Modality] = "video"
     processors: ClassVar[tuple[str, ...]]
 
-    @abstractmethod
-    def check_rules(self, rules: Rules) -> None:
-        """Raises EngineStartError if the rules for frames do not suit the model's tower."""
+    image: ImagePlaceholder
+    frames_at_once: int
+
+    def count(self, grid: Grid) -> int:
+        return self.image.count(grid)
+
+    def check_rules(self, rules: VideoRules) -> None:
+        """Raises EngineStartError if the rules for videos do not suit the model's tower."""
+        self.image.check_rules(rules.of_frames)
+        if rules.frames_at_once != self.frames_at_once:
+            raise Config({}).error(
+                f"the vision tower makes one of {self.frames_at_once} frames, the video "
+                f"processor's temporal_patch_size is {rules.frames_at_once}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         super().__init__(placeholder)
         self._settings = settings
         self._rules = rules_of_model(settings)
-        placeholder.check_rules(self._rules.of_frames)
+        placeholder.check_rules(self._rules)
         self._count = placeholder.count
 
     @classmethod

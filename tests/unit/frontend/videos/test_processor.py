@@ -251,6 +251,8 @@ def test_narrow_frames_are_refused_with_the_name(videos: VideoProcessor) -> None
 def test_settings_that_do_not_suit_the_tower_are_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="the image processor has 15 and 2"):
         model(tmp_path, family, patch_size=15)
+    with pytest.raises(EngineStartError, match=r"one of 2 frames, .* temporal_patch_size is 3"):
+        model(tmp_path, family, temporal_patch_size=3)
 
 
 def test_libraries_are_imported_with_the_first_video(tmp_path: Path) -> None:
