@@ -157,13 +157,19 @@ def _read_gemma4(values: dict[str, Any], path: Path) -> Gemma4AudioSettings:
                 f"{values.get(name)!r}"
             )
         lengths[name] = length
+    lowest = _number(values, "min_frequency", path, 0.0)
+    highest = _number(values, "max_frequency", path, 8000.0)
+    if lowest >= highest:
+        raise EngineStartError(
+            f"{path}: max_frequency ({highest}) must be above min_frequency ({lowest})"
+        )
     return Gemma4AudioSettings(
         rate=rate,
         num_mels=_size(values, "feature_size", path, 128),
         hop=lengths["hop_length"],
         window=lengths["frame_length"],
-        lowest=_number(values, "min_frequency", path, 0.0),
-        highest=_number(values, "max_frequency", path, 8000.0),
+        lowest=lowest,
+        highest=highest,
         floor=_number(values, "mel_floor", path, 1e-3),
     )
 
