@@ -108,9 +108,13 @@ class ImagePlaceholder(Placeholder):
     Attributes:
         side: height and width of the tiles that the model's tower takes, in pixels; None if it
             takes images of several sizes.
+        RULES: the class of the rules for images that the model needs.
+        AUTHOR: whose image processor they are, for messages.
     """
 
     modality: ClassVar[Modality] = "image"
+    RULES: ClassVar[type[Any]] = Rules
+    AUTHOR: ClassVar[str] = ""
 
     side: int | None
 
@@ -120,7 +124,10 @@ class ImagePlaceholder(Placeholder):
         Raises:
             EngineStartError: they do not.
         """
-        return
+        if not isinstance(rules, self.RULES):
+            raise Config({}).error(
+                f"the model needs {self.AUTHOR}'s image processor, not {rules!r}"
+            )
 
     def check_sides(self, height: int, width: int) -> None:
         """Raises RequestError if the tower does not take tiles of these sides, in pixels."""

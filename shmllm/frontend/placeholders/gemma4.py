@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from shmllm.errors import RequestError
+from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
-from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import (
     AudioPlaceholder,
@@ -31,7 +31,7 @@ class Gemma4Placeholder(SquaresPlaceholder):
     longest_side: the most patches in a row and in a column.
     """
 
-    RULES: ClassVar[type[SquaresRules]] = Gemma4Rules
+    RULES: ClassVar[type[Rules]] = Gemma4Rules
     AUTHOR: ClassVar[str] = "Gemma 4"
 
     begin: str

@@ -10,8 +10,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
-from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
@@ -28,7 +28,7 @@ class Glm4vPlaceholder(SquaresPlaceholder):
         around_videos: the tokens before and behind the frames of a video.
     """
 
-    RULES: ClassVar[type[SquaresRules]] = Glm4vRules
+    RULES: ClassVar[type[Rules]] = Glm4vRules
     AUTHOR: ClassVar[str] = "GLM-4.1V"
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151_343, 151_344, 151_341, 151_342)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
-from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
@@ -18,7 +18,7 @@ from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 class QwenVLPlaceholder(SquaresPlaceholder):
     """The defaults of transformers' `Qwen2VLVisionConfig` and `Qwen2_5_VLVisionConfig`."""
 
-    RULES: ClassVar[type[SquaresRules]] = Qwen2VLRules
+    RULES: ClassVar[type[Rules]] = Qwen2VLRules
     AUTHOR: ClassVar[str] = "Qwen"
     DEFAULT_PATCH: ClassVar[int] = 14
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151655, 151656, 151652, 151653)
