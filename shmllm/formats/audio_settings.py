@@ -120,7 +120,8 @@ def read_audio_settings(directory: Path) -> AudioSettings | None:
     if not isinstance(values, dict):
         raise EngineStartError(f"{path}: the feature extractor must be an object, not {values!r}")
     kind = values.get("feature_extractor_type")
-    if kind not in _READERS:
+    reader = _READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
         known = ", ".join(_READERS)
         raise EngineStartError(
             f"{path}: feature_extractor_type {kind!r} is not supported; supported is {known}"
@@ -128,7 +129,7 @@ def read_audio_settings(directory: Path) -> AudioSettings | None:
     for name, supported in _SUPPORTED.items():
         if values.get(name) not in (None, supported):
             raise EngineStartError(f"{path}: {name} must be {supported}, not {values[name]!r}")
-    return _READERS[kind](values, path)
+    return reader(values, path)
 
 
 def _read_whisper(values: dict[str, Any], path: Path) -> WhisperSettings:
@@ -156,18 +157,24 @@ def _read_gemma4(values: dict[str, Any], path: Path) -> Gemma4AudioSettings:
                 f"{values.get(name)!r}"
             )
         lengths[name] = length
+    lowest = _number(values, "min_frequency", path, 0.0)
+    highest = _number(values, "max_frequency", path, 8000.0)
+    if lowest >= highest:
+        raise EngineStartError(
+            f"{path}: max_frequency ({highest}) must be above min_frequency ({lowest})"
+        )
     return Gemma4AudioSettings(
         rate=rate,
         num_mels=_size(values, "feature_size", path, 128),
         hop=lengths["hop_length"],
         window=lengths["frame_length"],
-        lowest=_number(values, "min_frequency", path, 0.0),
-        highest=_number(values, "max_frequency", path, 8000.0),
+        lowest=lowest,
+        highest=highest,
         floor=_number(values, "mel_floor", path, 1e-3),
     )
 
 
-_READERS: dict[Any, Callable[[dict[str, Any], Path], AudioSettings]] = {
+_READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "WhisperFeatureExtractor": _read_whisper,
     "Gemma4AudioFeatureExtractor": _read_gemma4,
 }

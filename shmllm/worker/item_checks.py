@@ -8,12 +8,8 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.models.audio.specs import AudioSpec
-from shmllm.models.vision.specs import (
-    VisionSpec,
-)
-from shmllm.models.vision.squares_specs import (
-    SquaresTower,
-)
+from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.squares_specs import SquaresTower
 from shmllm.params.items import COUNTED, Item
 
 

@@ -19,12 +19,8 @@ from shmllm.formats.image_settings import pixel_table, read_image_settings
 from shmllm.formats.processor_files import missing_settings
 from shmllm.formats.video_settings import read_video_settings
 from shmllm.models.audio.specs import AudioSpec
-from shmllm.models.vision.specs import (
-    VisionSpec,
-)
-from shmllm.models.vision.squares_specs import (
-    SquaresTower,
-)
+from shmllm.models.vision.specs import VisionSpec
+from shmllm.models.vision.squares_specs import SquaresTower
 from shmllm.params.items import Grid, Item
 
 Tower = Callable[[Any, Grid], Tensor]

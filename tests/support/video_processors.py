@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-_STUBS = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
+from support.torchvision_modules import import_without_torchvision
 
-
-def _without_torchvision(name: str) -> Any:
-    """Import the module of a family while empty ones stand for torchvision's."""
-    missing = [each for each in [*_STUBS, f"{_STUBS[-1]}.functional"] if each not in sys.modules]
-    sys.modules.update({each: ModuleType(each) for each in missing})
-    try:
-        return import_module(f"transformers.models.{name}.video_processing_{name}")
-    finally:
-        for each in missing:
-            del sys.modules[each]
-
-
-qwen2_module, qwen3_module, glm4v_module, glm46v_module = map(
-    _without_torchvision, ("qwen2_vl", "qwen3_vl", "glm4v", "glm46v")
+qwen2_module, qwen3_module, glm4v_module, glm46v_module = (
+    import_without_torchvision(f"{name}.video_processing_{name}")
+    for name in ("qwen2_vl", "qwen3_vl", "glm4v", "glm46v")
 )
 CLASSES: dict[str, Any] = {
     "Glm46VVideoProcessor": glm46v_module.Glm46VVideoProcessor,

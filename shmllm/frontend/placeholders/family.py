@@ -14,6 +14,7 @@ from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import AudioSettings
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.videos.rules.family import VideoRules
 from shmllm.params.items import Grid, Modality
 
 
@@ -107,9 +108,13 @@ class ImagePlaceholder(Placeholder):
     Attributes:
         side: height and width of the tiles that the model's tower takes, in pixels; None if it
             takes images of several sizes.
+        RULES: the class of the rules for images that the model needs.
+        AUTHOR: whose image processor they are, for messages.
     """
 
     modality: ClassVar[Modality] = "image"
+    RULES: ClassVar[type[Any]] = Rules
+    AUTHOR: ClassVar[str] = ""
 
     side: int | None
 
@@ -119,7 +124,10 @@ class ImagePlaceholder(Placeholder):
         Raises:
             EngineStartError: they do not.
         """
-        return
+        if not isinstance(rules, self.RULES):
+            raise Config({}).error(
+                f"the model needs {self.AUTHOR}'s image processor, not {rules!r}"
+            )
 
     def check_sides(self, height: int, width: int) -> None:
         """Raises RequestError if the tower does not take tiles of these sides, in pixels."""
@@ -136,14 +144,27 @@ class VideoPlaceholder(Placeholder):
 
     Attributes:
         processors: the names of transformers' classes that may prepare them, the default first.
+        image: how they contain images, of which frames have the rules.
+        frames_at_once: how many frames the model's tower makes one of.
     """
 
     modality: ClassVar[Modality] = "video"
     processors: ClassVar[tuple[str, ...]]
 
-    @abstractmethod
-    def check_rules(self, rules: Rules) -> None:
-        """Raises EngineStartError if the rules for frames do not suit the model's tower."""
+    image: ImagePlaceholder
+    frames_at_once: int
+
+    def count(self, grid: Grid) -> int:
+        return self.image.count(grid)
+
+    def check_rules(self, rules: VideoRules) -> None:
+        """Raises EngineStartError if the rules for videos do not suit the model's tower."""
+        self.image.check_rules(rules.of_frames)
+        if rules.frames_at_once != self.frames_at_once:
+            raise Config({}).error(
+                f"the vision tower makes one of {self.frames_at_once} frames, the video "
+                f"processor's temporal_patch_size is {rules.frames_at_once}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

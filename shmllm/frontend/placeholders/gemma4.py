@@ -10,7 +10,6 @@ from typing import ClassVar, Self
 from shmllm.errors import RequestError
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
-from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import (
     AudioPlaceholder,
@@ -32,7 +31,7 @@ class Gemma4Placeholder(SquaresPlaceholder):
     longest_side: the most patches in a row and in a column.
     """
 
-    RULES: ClassVar[type[SquaresRules]] = Gemma4Rules
+    RULES: ClassVar[type[Rules]] = Gemma4Rules
     AUTHOR: ClassVar[str] = "Gemma 4"
 
     begin: str
@@ -87,18 +86,13 @@ class Gemma4VideoPlaceholder(VideoPlaceholder):
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         token = config.integer("video_token_id", default=258_884, minimum=0)
-        return cls(**one_token("<|video|>", token), image=Gemma4Placeholder.of(config, texts))
-
-    def count(self, grid: Grid) -> int:
-        return self.image.count(grid)
+        image = Gemma4Placeholder.of(config, texts)
+        return cls(**one_token("<|video|>", token), image=image, frames_at_once=1)
 
     def expansion(self, item: PreparedItem) -> str:
         tokens = self.token * (item.num_tokens // item.grid[0])
         frame = f"{self.image.begin}{tokens}{self.image.end}"
         return " ".join(f"{time} {frame}" for time in item.times)
-
-    def check_rules(self, rules: Rules) -> None:
-        self.image.check_rules(rules)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
-from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
-from shmllm.params.items import Grid
 
 BEGIN_IMAGE, END_IMAGE = "<|begin_of_image|>", "<|end_of_image|>"
 BEGIN_VIDEO, END_VIDEO = "<|begin_of_video|>", "<|end_of_video|>"
@@ -30,7 +28,7 @@ class Glm4vPlaceholder(SquaresPlaceholder):
         around_videos: the tokens before and behind the frames of a video.
     """
 
-    RULES: ClassVar[type[SquaresRules]] = Glm4vRules
+    RULES: ClassVar[type[Rules]] = Glm4vRules
     AUTHOR: ClassVar[str] = "GLM-4.1V"
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151_343, 151_344, 151_341, 151_342)
 
@@ -105,22 +103,17 @@ class Glm4vVideoPlaceholder(VideoPlaceholder):
             token=image.token,
             token_id=image.token_id,
             image=image,
+            frames_at_once=config.table("vision_config").integer("temporal_patch_size", default=2),
         )
 
     def visible(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         of_images = (ids == self.token_id) & ~self.image.are_of_videos(ids)
         return np.where(of_images, -1, ids)
 
-    def count(self, grid: Grid) -> int:
-        return self.image.count(grid)
-
     def expansion(self, item: PreparedItem) -> str:
         tokens = self.token * (item.num_tokens // item.grid[0])
         frames = "".join(f"{BEGIN_IMAGE}{tokens}{END_IMAGE}{time}" for time in item.times)
         return f"{BEGIN_VIDEO}{frames}{END_VIDEO}"
-
-    def check_rules(self, rules: Rules) -> None:
-        self.image.check_rules(rules)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.lfm2_vl import Lfm2VlRules
-from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, one_token
 from shmllm.frontend.placeholders.internvl import square_side
@@ -22,7 +22,7 @@ class Lfm2VlPlaceholder(SquaresPlaceholder):
     whole: the text of the token before the whole of an image in tiles.
     """
 
-    RULES: ClassVar[type[SquaresRules]] = Lfm2VlRules
+    RULES: ClassVar[type[Rules]] = Lfm2VlRules
     AUTHOR: ClassVar[str] = "LFM2-VL"
 
     begin: str

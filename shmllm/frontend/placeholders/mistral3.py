@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.pixtral import PixtralRules
-from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
@@ -21,7 +21,7 @@ class Mistral3Placeholder(SquaresPlaceholder):
     end: the text of the token behind the last row.
     """
 
-    RULES: ClassVar[type[SquaresRules]] = PixtralRules
+    RULES: ClassVar[type[Rules]] = PixtralRules
     AUTHOR: ClassVar[str] = "Pixtral"
 
     between: str

@@ -9,18 +9,16 @@ from typing import ClassVar, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
-from shmllm.frontend.images.rules.squares import SquaresRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
-from shmllm.params.items import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
 class QwenVLPlaceholder(SquaresPlaceholder):
     """The defaults of transformers' `Qwen2VLVisionConfig` and `Qwen2_5_VLVisionConfig`."""
 
-    RULES: ClassVar[type[SquaresRules]] = Qwen2VLRules
+    RULES: ClassVar[type[Rules]] = Qwen2VLRules
     AUTHOR: ClassVar[str] = "Qwen"
     DEFAULT_PATCH: ClassVar[int] = 14
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151655, 151656, 151652, 151653)
@@ -86,6 +84,7 @@ class QwenVideoPlaceholder(VideoPlaceholder):
             token=text,
             token_id=token,
             image=cls.IMAGE.of(config, texts),
+            frames_at_once=config.table("vision_config").integer("temporal_patch_size", default=2),
             begin=begin,
             end=end,
         )
@@ -97,14 +96,8 @@ class QwenVideoPlaceholder(VideoPlaceholder):
         """What an expansion replaces: its text and its ids."""
         return text, (token,)
 
-    def count(self, grid: Grid) -> int:
-        return self.image.count(grid)
-
     def expansion(self, item: PreparedItem) -> str:
         return self.token * item.num_tokens
-
-    def check_rules(self, rules: Rules) -> None:
-        self.image.check_rules(rules)
 
 
 @dataclass(frozen=True, kw_only=True)

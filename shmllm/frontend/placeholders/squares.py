@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.squares import SquaresRules
@@ -14,14 +13,9 @@ from shmllm.params.items import Grid
 @dataclass(frozen=True, kw_only=True)
 class SquaresPlaceholder(ImagePlaceholder):
     """Attributes:
-    RULES: the rules for images that the model needs.
-    AUTHOR: whose image processor they are, for messages.
     patch_size: the side of a patch, in pixels.
     merge_size: the side of the square of patches that becomes one embedding, in patches.
     """
-
-    RULES: ClassVar[type[SquaresRules]]
-    AUTHOR: ClassVar[str]
 
     patch_size: int
     merge_size: int
@@ -30,10 +24,8 @@ class SquaresPlaceholder(ImagePlaceholder):
         return grid[0] * grid[1] * grid[2] // self.merge_size**2
 
     def check_rules(self, rules: Rules) -> None:
-        if not isinstance(rules, self.RULES):
-            raise Config({}).error(
-                f"the model needs {self.AUTHOR}'s image processor, not {rules!r}"
-            )
+        super().check_rules(rules)
+        assert isinstance(rules, SquaresRules)
         if (rules.patch_size, rules.merge_size) != (self.patch_size, self.merge_size):
             raise Config({}).error(
                 f"the vision tower has patches of {self.patch_size} pixels and merges squares of "

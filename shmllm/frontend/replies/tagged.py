@@ -85,12 +85,26 @@ class TaggedParser(ToolParser):
 
     @classmethod
     def _parameters(cls, tool: Mapping[str, Any]) -> Format:
-        """The parameters of a tool in their order, of which those that are not required may
-        miss."""
+        """The parameters of a tool in their order, of which those that are not required may miss.
+
+        Raises:
+            RequestError: they are malformed, or have what is not enforced.
+        """
+        try:
+            return cls._sequence(tool)
+        except (TypeError, AttributeError):
+            raise RequestError(
+                f"tool_choice: the parameters of {name_of(tool)!r} must be the JSON schema of an "
+                "object, with a schema for each of its 'properties'"
+            ) from None
+
+    @classmethod
+    def _sequence(cls, tool: Mapping[str, Any]) -> Format:
         schema = function_of(tool).get("parameters") or {}
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         elements: list[Format] = []
-        for key, own in _properties(tool).items():
+        for key, given in _properties(tool).items():
+            own = {} if given is True else given
             content: Format = {"type": "json_schema", "json_schema": {**own, **shared}}
             if _is_string(own):
                 content = _plain_string(tool, key, own)

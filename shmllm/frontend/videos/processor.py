@@ -24,6 +24,7 @@ from shmllm.frontend.placeholders.family import VideoPlaceholder
 from shmllm.frontend.videos.opening import EncodedVideo, Frames, decode, open_video
 from shmllm.frontend.videos.rules.family import VideoRules
 from shmllm.frontend.videos.rules.registry import FAMILIES, rules_of_model
+from shmllm.params.items import MOST_ITEM_BYTES
 
 
 class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
@@ -40,7 +41,7 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         super().__init__(placeholder)
         self._settings = settings
         self._rules = rules_of_model(settings)
-        placeholder.check_rules(self._rules.of_frames)
+        placeholder.check_rules(self._rules)
         self._count = placeholder.count
 
     @classmethod
@@ -140,9 +141,19 @@ def _shrunk(name: str, rules: VideoRules, picture: Picture, count: int) -> Pictu
     """A frame in the model's size.
 
     Raises:
-        RequestError: its size does not suit the settings.
+        RequestError: its size does not suit the settings, or so many become too many bytes.
     """
+
+    def size_of(width: int, height: int) -> tuple[int, int]:
+        width, height = rules.size_of(width, height, count)
+        if (num_bytes := 3 * width * height * count) > MOST_ITEM_BYTES:
+            raise RequestError(
+                f"{count:,} frames of {width}x{height} pixels are {num_bytes:,} bytes, more than "
+                f"{MOST_ITEM_BYTES:,}: use fewer, or make them smaller by mm_processor_kwargs"
+            )
+        return width, height
+
     try:
-        return rules.of_frames.fitted(picture, partial(rules.size_of, frames=count))
+        return rules.of_frames.fitted(picture, size_of)
     except RequestError as error:
         raise RequestError(f"{name}: {error}", parameter=error.parameter) from None

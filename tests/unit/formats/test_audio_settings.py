@@ -86,6 +86,7 @@ def test_a_directory_without_files_has_no_settings(tmp_path: Path) -> None:
             {"feature_extractor_type": "ClapFeatureExtractor"},
             "'ClapFeatureExtractor' is not supported; supported is WhisperFeatureExtractor, Gemma4",
         ),
+        ({"feature_extractor_type": []}, r"feature_extractor_type \[\] is not supported"),
         ({"dither": 0.1}, "dither must be 0, not 0.1"),
         ({"padding_value": -1.0}, "padding_value must be 0, not -1.0"),
         ({"feature_size": 0}, "'feature_size' must be a positive integer, not 0"),

@@ -132,12 +132,14 @@ def _read_num_tiles(options: Options) -> tuple[int, int] | None:
 @lru_cache(8)
 def _arrangements(fewest: int, most: int) -> list[Arrangement]:
     """All arrangements, those with fewer tiles first. transformers takes those with equally many in
-    the order that Python's set has them in, and so does this."""
+    the order that Python's set has them in, and so does this: it adds them in the same order."""
     found = {
         (columns, rows)
-        for count in range(fewest, most + 1)
-        for columns in range(1, count + 1)
-        for rows in range(1, count + 1)
-        if fewest <= columns * rows <= most
+        for columns in range(1, fewest + 1)
+        for rows in range(-(-fewest // columns), min(fewest, most // columns) + 1)
     }
+    for longer in range(fewest + 1, most + 1):
+        others = range(1, min(longer, most // longer) + 1)
+        found.update((columns, longer) for columns in others)
+        found.update((longer, rows) for rows in others)
     return sorted(found, key=lambda each: each[0] * each[1])

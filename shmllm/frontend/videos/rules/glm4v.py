@@ -43,6 +43,8 @@ class Glm4vVideoRules(BoundedTogether):
     def choose(self, total: int, rate: float) -> list[int]:
         duration = total / rate
         if duration <= self.longest_s:
+            if self.rate > rate:
+                return [*range(total)]
             count = max(math.floor(duration * self.rate), 1)
             places = [index * rate / self.rate for index in range(count)]
         else:

@@ -82,6 +82,7 @@ def test_a_file_without_fields_has_the_defaults_of_the_class(tmp_path: Any) -> N
         ({"fft_overdrive": True}, "fft_overdrive must be False, not True"),
         ({"input_scale_factor": 2.0}, "input_scale_factor must be 1, not 2.0"),
         ({"per_bin_mean": [0.0]}, r"per_bin_mean must be None, not \[0.0\]"),
+        ({"max_frequency": 0}, r"max_frequency \(0.0\) must be above min_frequency \(0.0\)"),
         ({"frame_length": 400}, "frame_length must be 320 samples, those of frame_length_ms"),
         ({"hop_length_ms": 0}, "hop_length must be 0 samples, those of .* and at least 1"),
         ({"mel_floor": -1}, "'mel_floor' must be a number of at least 0, not -1"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -148,3 +149,12 @@ def test_images_always_have_their_marks() -> None:
         rules_of_model(settings(use_image_special_tokens=False))
     with pytest.raises(RequestError, match="'downsample_factor' is not supported for Lfm2Vl"):
         rules_of_request(settings(), {"downsample_factor": 3})
+
+
+def test_many_tiles_are_arranged_at_once() -> None:
+    begin_s = process_time()
+    picture = Image.new("RGB", (900, 30))
+    changes = {"tile_size": 32, "max_tiles": 3000, "max_image_tokens": 8, "min_image_tokens": 1}
+    tiles = rules_of_request(settings(), changes).tiles(picture)
+    assert tiles.grid == (31, 1, 30)
+    assert process_time() - begin_s < 2

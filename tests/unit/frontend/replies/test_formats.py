@@ -153,6 +153,29 @@ def test_a_call_cannot_be_forced_without_a_known_format(tokenizer):
         ReplyFormats(tokenizer).of("", "{{ messages }}", [TIME], "required")
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        5,
+        {"properties": None},
+        {"properties": {"city": None}},
+        {"properties": {"city": {"type": 5}}},
+        {"properties": {"city": {"type": "string"}}, "required": None},
+    ],
+)
+def test_a_malformed_tool_cannot_be_forced_with_tags(tokenizer, parameters):
+    tool = {"type": "function", "function": {"name": "time", "parameters": parameters}}
+    with pytest.raises(RequestError, match="parameters of 'time' must be the JSON schema of an"):
+        ReplyFormats(tokenizer, "auto", "glm47").of("", QWEN, [tool], "required")
+
+
+def test_a_parameter_may_have_any_value(tokenizer):
+    function = {"name": "time", "parameters": {"properties": {"zone": True}}}
+    tool = {"type": "function", "function": function}
+    found = ReplyFormats(tokenizer, "auto", "glm47").of("", QWEN, [tool], "required")
+    assert "zone" in str(found.constraint)
+
+
 def test_a_budget_has_the_tokens_of_the_marks(tokenizer):
     budget = ReplyFormats(tokenizer).thinking(7)
     added = tokenizer.added_tokens

@@ -236,6 +236,13 @@ def test_frames_that_are_not_resized_stay(videos: VideoProcessor) -> None:
     assert item.data.tobytes() == frames.tobytes()
 
 
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_frames_are_not_enlarged_beyond_what_an_engine_takes(videos: VideoProcessor) -> None:
+    size = {"shortest_edge": 2**31 - 1, "longest_edge": 2**31 - 1}
+    with pytest.raises(RequestError, match=rf"{NAME}: 24 frames of .* more than 268,435,456: use"):
+        prepare(videos, FRAMES, size=size)
+
+
 def test_narrow_frames_are_refused_with_the_name(videos: VideoProcessor) -> None:
     with pytest.raises(RequestError, match=f"^{NAME}: .*8000x32 pixels (is|are) too narrow"):
         prepare(videos, np.zeros((2, 32, 8000, 3), np.uint8))
@@ -244,6 +251,8 @@ def test_narrow_frames_are_refused_with_the_name(videos: VideoProcessor) -> None
 def test_settings_that_do_not_suit_the_tower_are_refused(family: str, tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="the image processor has 15 and 2"):
         model(tmp_path, family, patch_size=15)
+    with pytest.raises(EngineStartError, match=r"one of 2 frames, .* temporal_patch_size is 3"):
+        model(tmp_path, family, temporal_patch_size=3)
 
 
 def test_libraries_are_imported_with_the_first_video(tmp_path: Path) -> None:

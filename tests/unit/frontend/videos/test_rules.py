@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from time import process_time
 from typing import Any
 
 import pytest
@@ -64,6 +65,12 @@ def test_frames_of_glm_4_6v_are_those_of_transformers() -> None:
         assert found == (sampled_of_glm(GLM46, total, rate, {}) or [0]), (total, rate)
         lengths.add(len(found))
     assert len(lengths) > 20
+
+
+def test_a_rate_above_that_of_a_video_takes_all_of_its_frames_at_once() -> None:
+    begin_s = process_time()
+    assert rules(GLM, {"fps": 1e5}).choose(9000, 30.0) == [*range(9000)]
+    assert process_time() - begin_s < 1
 
 
 @pytest.mark.parametrize("name", [GLM, GLM46])
