@@ -56,6 +56,8 @@ _OTHER_NAMES = {
     "top_logprobs": "logprobs",
 }
 """Names that sampling parameters have elsewhere. To carry them would be to ignore them."""
+_ITEM_NAMES = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+"""Names that items have in prompts of Python, likewise."""
 _OBJECTS = ("logit_bias", "repetition_detection", "structured_outputs")
 _CONTENT: dict[str, type] = {"prompt": str, "messages": list, "prompt_token_ids": list}
 _KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object"}
@@ -160,6 +162,12 @@ class NativeFormat:
 
     def _items(self, fields: Mapping[str, Any]) -> dict[Modality, list[str]]:
         """The items that a row names beside its prompt."""
+        for name in _ITEM_NAMES:
+            if fields.get(name) is not None:
+                raise RequestError(
+                    f"{name!r} is not read from rows: the lists {', '.join(ITEM_FIELDS)} name "
+                    "items, and --mm-processor-kwargs says how they are prepared"
+                )
         found: dict[Modality, list[str]] = {}
         for field, modality in ITEM_FIELDS.items():
             given = fields.get(field) is not None

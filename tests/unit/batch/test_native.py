@@ -159,6 +159,15 @@ def test_a_parameter_given_twice_or_under_another_name_is_refused(fields, messag
     assert row({"prompt": "a"} | fields).error == message
 
 
+@pytest.mark.parametrize("name", ["multi_modal_data", "mm_processor_kwargs"])
+def test_items_under_the_names_of_prompts_in_python_are_refused(name):
+    found = row({"prompt": "a", name: {"image": "a.png"}})
+    assert found.error.startswith(
+        f"'{name}' is not read from rows: the lists images, audio, videos"
+    )
+    assert row({"prompt": "a", name: None}).error is None
+
+
 def test_log_probabilities_of_an_earlier_job_are_not_a_parameter():
     found = row({"prompt": "a", "logprobs": [[{"token_id": 1}]], "prompt_logprobs": [None]})
     assert found.sampling == {}
