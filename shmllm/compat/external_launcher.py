@@ -26,7 +26,7 @@ _SHARED = """
     get_default_sampling_params get_metrics get_tokenizer get_weight_version get_world_size
     health is_paused is_sleeping list_loras pause_generation pin_lora remove_lora
     reset_encoder_cache reset_mm_cache reset_prefix_cache resume_generation score score_tokens
-    sleep start_profile start_weight_update stop_profile update_weight_version
+    sleep start_profile start_weight_update stop_profile transcribe update_weight_version
     wait_for_completion wake_up _num_unfinished
 """
 CALLS = frozenset(_SHARED.split())

@@ -63,8 +63,13 @@ def make_runner(
 
 def _own_processors(load: LoadConfig) -> tuple[str, ...]:
     """Return the names of the logits processors that a model has without being asked."""
-    is_ours = load.model_impl != "transformers"
-    return (transcription.NAME,) if is_ours and model_config(load).num_encoded else ()
+    if load.model_impl == "transformers":
+        return ()
+    try:
+        model = model_config(load)
+    except EngineStartError:
+        return ()  # the load raises it again, after other options were checked
+    return (transcription.NAME,) if model.num_encoded else ()
 
 
 def _make_runner(
