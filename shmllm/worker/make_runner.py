@@ -14,7 +14,6 @@ import torch
 
 from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.graphs import GraphConfig
-from shmllm.config.load import LoadConfig
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.plugins.connectors import load_connector_class
@@ -23,7 +22,7 @@ from shmllm.shared_kv.disk_folder import check_directory
 from shmllm.worker import transcription
 from shmllm.worker.load_processors import load_processor_classes
 from shmllm.worker.loaded_runner import LoadedRunner
-from shmllm.worker.loading import Progress, fit_to_model, model_config
+from shmllm.worker.loading import Progress, fit_to_model
 
 
 def make_runner(
@@ -42,14 +41,15 @@ def make_runner(
     """
     search_also(config.plugins.search_path)
     problems = list(load_general_plugins())
-    names = (*(config.plugins.logits_processors or ()), *_own_processors(config.load))
-    classes, unused = load_processor_classes(names)
+    classes, unused = load_processor_classes(config.plugins.logits_processors or ())
     if config.plugins.kv_connector:
         load_connector_class(config.plugins.kv_connector)  # here, as weights take longer to read
     named = replace(config.plugins, logits_processors=tuple(classes))
     began_s = time.time()
     runner = _make_runner(replace(config, plugins=named), on_load, on_capture)
     runner.began_s = began_s
+    if runner.info.items.num_encoded:
+        classes[transcription.NAME] = transcription.TranscriptionRules
     if classes:
         try:
             runner.use_processors(classes)
@@ -59,17 +59,6 @@ def make_runner(
     warnings = (*runner.info.warnings, *problems, *unused)
     runner.info = replace(runner.info, logits_processors=tuple(classes), warnings=warnings)
     return runner
-
-
-def _own_processors(load: LoadConfig) -> tuple[str, ...]:
-    """Return the names of the logits processors that a model has without being asked."""
-    if load.model_impl == "transformers":
-        return ()
-    try:
-        model = model_config(load)
-    except EngineStartError:
-        return ()  # the load raises it again, after other options were checked
-    return (transcription.NAME,) if model.num_encoded else ()
 
 
 def _make_runner(

@@ -162,7 +162,7 @@ class StepResources:
             buffers,
             config.logprobs.max_logprobs,
             _make_lora(config, loaded, device) if config.lora.enable_lora else None,
-            bool(config.plugins.logits_processors),
+            bool(config.plugins.logits_processors or loaded.config.num_encoded),
             made,
             meetings,
             config.load.decode_kernel,
