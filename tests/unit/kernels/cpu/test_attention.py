@@ -34,7 +34,8 @@ TILES = ALL_TILES[-1]
 """Where there is AMX, it computes; one test compares it with the emulation."""
 STORED = [*DTYPES, "int8", TILES]
 UNIT = 2**-9
-"""The largest relative error of a number that is rounded to bfloat16."""
+"""Half the largest relative error of a number that is rounded to bfloat16: the errors of a sum's
+terms differ in sign."""
 
 
 class Emulated(CacheLayout):

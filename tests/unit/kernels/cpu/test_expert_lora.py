@@ -214,7 +214,7 @@ def test_each_token_has_the_merged_weights_of_its_adapter(
             want = moe.experts(
                 x[one].double(), ids[one], weights[one].double(), *own, activation=activation
             )
-            # Activations that are rounded to 8 bits move each term by 2**-9 at most.
+            # Activations that are rounded to 8 bits move each term by 2**-8 at most.
             relative = 2e-5 if kinds[0] == "float32" else 2**-6
             largest = float(want.abs().max())
             torch.testing.assert_close(
