@@ -50,7 +50,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 class ManyRowsStepsConformance:
-    @pytest.mark.parametrize("name", ["llama", "gpt2", slow("gemma2"), slow("mixtral")])
+    @pytest.mark.parametrize("name", ["llama", *map(slow, ("gpt2", "gemma2", "mixtral"))])
     @pytest.mark.parametrize("mode", ["FULL_DECODE_ONLY", slow("FULL_AND_PIECEWISE")])
     def test_the_logits_equal_those_of_transformers(
         self, gpu_device, models, launched, name, mode, dtype

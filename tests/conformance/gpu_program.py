@@ -383,6 +383,7 @@ class ProgramConformance:
             for row, logits in assert_replay_equals_launch(steps, step).items():
                 assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
+    @pytest.mark.slow
     def test_full(self, gpu_device, models) -> None:
         reference, directory = models("llama")
         steps = GpuSteps(gpu_device, directory, "FULL", (8,))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.cpu_kernels import NEEDS_INT8, guarded, run_kernel
 from support.packed_matrices import PackedMatrix, drawn_matrix
+from support.variants import slow
 from torch import Tensor
 
 from shmllm_kernels.cpu import KernelProgram
@@ -112,7 +113,7 @@ def looped(x: Tensor, experts: PackedExperts, ids: Tensor) -> Tensor:
     [
         (("q4_k", "q6_k"), SILU, "int16"),
         (("int4", "q8_0"), RELU_SQUARED, "int16"),
-        (("q5_0", "q5_1"), SILU, "int8"),
+        slow(("q5_0", "q5_1"), SILU, "int8"),
     ],
 )
 def test_pairs_have_the_bits_of_a_loop_over_experts(

@@ -28,8 +28,19 @@ from shmllm_kernels.cpu.simd import LANES
 from shmllm_kernels.cpu.unpacking import PACKINGS
 from tests.unit.kernels.cpu.test_products import assert_close, multiply
 
-KINDS = [kind if kind in USUAL and kind != "nf4" else slow(kind) for kind in LAYOUTS]
-X_KINDS = ["float32", pytest.param("bfloat16", marks=NEEDS_BFLOAT16)]
+SHOWN = [kind for kind in LAYOUTS if kind in USUAL and kind != "nf4"]
+KINDS = [kind if kind in SHOWN else slow(kind) for kind in LAYOUTS]
+OF_BFLOAT16 = [
+    pytest.param(
+        kind, "bfloat16", marks=[NEEDS_BFLOAT16, *([] if kind == "q4_k" else [pytest.mark.slow])]
+    )
+    for kind in LAYOUTS
+]
+EACH = [
+    *((kind, "float32") if kind in SHOWN else slow(kind, "float32") for kind in LAYOUTS),
+    *OF_BFLOAT16,
+]
+"""The kinds of weights, each with the dtype names of activations."""
 
 
 def usable(k: int, kind: str) -> int:
@@ -50,8 +61,7 @@ def test_all_kinds_are_tested() -> None:
     assert set(PACKINGS) == {"int8", *LAYOUTS}
 
 
-@pytest.mark.parametrize("x_kind", X_KINDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "x_kind"), EACH)
 def test_each_weight_has_the_bits_of_its_layout(kind: str, x_kind: str) -> None:
     """A row of activations that has a single one shows one weight of each column."""
     dtype = getattr(torch, x_kind)
@@ -62,8 +72,7 @@ def test_each_weight_has_the_bits_of_its_layout(kind: str, x_kind: str) -> None:
         assert torch.equal(multiply_packed(x.to(dtype), matrix, num_threads=2), expected)
 
 
-@pytest.mark.parametrize("x_kind", X_KINDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "x_kind"), EACH)
 def test_products_equal_float64_and_have_the_same_bits_in_any_batch(kind: str, x_kind: str) -> None:
     dtype = getattr(torch, x_kind)
     for columns, k in ((1, 40), (6, 64), (13, 96), (50, 1300)):
@@ -83,7 +92,7 @@ def products_with_one(matrix: PackedMatrix, x_kind: str) -> Tensor:
     return multiply_packed(x, matrix)[0]
 
 
-@pytest.mark.parametrize("x_kind", X_KINDS)
+@pytest.mark.parametrize("x_kind", ["float32", pytest.param("bfloat16", marks=NEEDS_BFLOAT16)])
 @pytest.mark.parametrize("kind", ["q8_0", "fp8"])
 def test_all_codes_of_8_bits(kind: str, x_kind: str) -> None:
     """This includes float8 that is not a number."""
