@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.indexer import Indexer
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import MixedMatrix
 from shmllm.models.mixer_specs import LatentAttentionSpec
@@ -32,6 +33,8 @@ class LatentAttention:
         kv_norm: the norm of latents.
         key_up: [heads, rank, nope_dim], the projection of each head's query to a latent's width.
         value_up: [heads, value_dim, rank], the projection of each head's output to a value.
+        indexer: chooses the tokens that each token attends to; None: the layer has none of its
+            own.
         o_proj: the output projection.
     """
 
@@ -49,12 +52,17 @@ class LatentAttention:
         self.kv_norm = Norm(spec.rank, NORM, storage)
         self.key_up = storage.tensor(spec.num_heads, spec.rank, spec.nope_dim)
         self.value_up = storage.tensor(spec.num_heads, spec.value_dim, spec.rank)
+        self.indexer: Indexer | None = None
+        if spec.indexer is not None and not spec.indexer.is_shared:
+            assert rank is not None, "an indexer reads what queries are a projection of"
+            self.indexer = Indexer(hidden, rank, spec.indexer, storage)
         self.o_proj = Linear(spec.width, [hidden], spec.bias, storage)
 
     @property
     def norms(self) -> tuple[Norm, ...]:
-        """The norms of latents, and of what queries are a projection of."""
-        return (self.kv_norm,) if self.query_norm is None else (self.kv_norm, self.query_norm)
+        """The norms of latents, of what queries are a projection of, and of an indexer's keys."""
+        others = None if self.indexer is None else self.indexer.key_norm
+        return tuple(norm for norm in (self.kv_norm, self.query_norm, others) if norm is not None)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
@@ -67,6 +75,8 @@ class LatentAttention:
         if self.query_up is not None:
             weights |= self.query_up.named_weights(f"{prefix}.{up}")
         weights |= self.kv_norm.named_weights(f"{prefix}.kv_a_layernorm")
+        if self.indexer is not None:
+            weights |= self.indexer.named_weights(f"{prefix}.indexer")
         if self.spec.kv_apart:
             weights[f"{prefix}.k_b_proj.weight"] = (self.key_up,)
             weights[f"{prefix}.v_b_proj.weight"] = (self.value_up,)

@@ -74,11 +74,13 @@ class KVHeads:
         count: the number of key heads, and of value heads.
         key_dim: the width of a key.
         value_dim: the width of a value; 0: a value is the first elements of its key.
+        index_dim: the width of the key of an indexer, see `IndexerSpec`; 0: there is none.
     """
 
     count: int
     key_dim: int
     value_dim: int
+    index_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,30 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerSpec:
+    """What chooses the tokens that each token attends to (DeepSeek-AI, "DeepSeek-V3.2", 2025,
+    section 2.1): those with the largest ``sum over heads of weight * max(query . key, 0)``, where
+    all heads share a token's key.
+
+    Attributes:
+        num_heads: the number of heads.
+        head_dim: the width of a head's query, and of a key. Its first elements rotate, as many as
+            those of the attention, by the same angles.
+        top_k: how many tokens it chooses at most.
+        interleaved: whether neighbouring elements rotate together; see `RopeConfig`.
+        is_shared: whether it is that of a layer before this one, whose choice is read again. The
+            cache has room for its keys in this layer, too: slots are the same in layers whose rows
+            have one size.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    interleaved: bool
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec:
     """A latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1). Keys and values of all
     heads are projections of one latent, which is all that the cache holds, beside a key part that
@@ -190,6 +216,7 @@ class LatentAttentionSpec:
         growth: see `AttentionSpec`.
         kv_apart: whether a checkpoint has the projections of latents to keys, transposed, and to
             values apart, with the heads in a dimension of their own, as in GGUF files.
+        indexer: what chooses the tokens that a token attends to; None: these are all before it.
     """
 
     num_heads: int
@@ -203,8 +230,14 @@ class LatentAttentionSpec:
     bias: bool = False
     growth: Growth | None = None
     kv_apart: bool = False
+    indexer: IndexerSpec | None = None
 
     state_bytes = 0
+
+    @property
+    def top_k(self) -> int | None:
+        """How many tokens a token attends to at most; None: all before it."""
+        return None if self.indexer is None else self.indexer.top_k
 
     @property
     def width(self) -> int:
@@ -247,7 +280,12 @@ class LatentAttentionSpec:
     @property
     def linear_widths(self) -> tuple[int, ...]:
         """The widths of the outputs of the projections before the attention."""
-        return (self.in_width, self.query_width) if self.projects_queries else (self.in_width,)
+        queries = (self.query_width,) if self.projects_queries else ()
+        of_index: tuple[int, ...] = ()
+        if (indexer := self.indexer) is not None and not indexer.is_shared:
+            heads, dim = indexer.num_heads, indexer.head_dim
+            of_index = dim, heads, heads * dim
+        return (self.in_width, *queries, *of_index)
 
     @property
     def read_widths(self) -> tuple[int, ...]:
@@ -258,7 +296,8 @@ class LatentAttentionSpec:
     @property
     def kv(self) -> KVHeads:
         """What the attention reads of each token in the cache."""
-        return KVHeads(1, self.key_dim, 0)
+        index_dim = 0 if self.indexer is None else self.indexer.head_dim
+        return KVHeads(1, self.key_dim, 0, index_dim)
 
 
 MixerSpec = (

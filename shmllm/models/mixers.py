@@ -70,9 +70,11 @@ def _attend(ops: Ops, x: Tensor, residual: Tensor, attention: Attention) -> Tens
 
 
 def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentAttention) -> Tensor:
-    query = ops.store_latents(ops.linear(x, attention.in_proj), attention)
+    hidden, query = x, ops.store_latents(ops.linear(x, attention.in_proj), attention)
     if attention.query_norm is not None:
         x = ops.norm(query, attention.query_norm)
+    if attention.indexer is not None:
+        ops.choose_tokens(hidden, x, attention)
     if attention.query_up is not None:
         query = ops.linear(x, attention.query_up)
     return ops.linear(ops.attend_to_latents(query, attention), attention.o_proj)

@@ -239,6 +239,16 @@ class Ops(LinearOps, Protocol):
             ``x``.
         """
 
+    def choose_tokens(self, x: Tensor, latent: Tensor, attention: LatentAttention) -> None:
+        """Stores the index keys of the step's tokens, and chooses the tokens that each attends to
+        in this layer and in those behind it that have no indexer; of equal ones the first.
+
+        Args:
+            x: [tokens, hidden], which keys and the weights of heads are projections of.
+            latent: [tokens, query_rank], which queries are a projection of.
+            attention: the layer, which has an indexer.
+        """
+
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         """Computes the latent attention of one layer, over the step's tokens, whose latents are
         stored, and those before them.

@@ -136,7 +136,7 @@ class GpuSteps:
         )
         self.buffers = GpuBuffers(
             config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic,
-            max_verified,
+            max_verified, MAX_LENGTH,
         )  # fmt: skip
         self.dispatcher = GraphDispatcher(
             CudaGraphMode.parse(mode),

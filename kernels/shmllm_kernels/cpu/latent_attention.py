@@ -54,8 +54,12 @@ SPLIT_KEYS = 256
 """The number of positions in a split. All heads share a key head, so that a short context has no
 other pieces for several threads."""
 
-_SCORES_STRIDE = 4 * (CHUNK_KEYS + LANES)  # the last tile of a chunk may have more keys
-_KEYS_IN_TABLE = CHUNK_KEYS + 2 * TILE_KEYS  # what the last tile reads and prefetches
+SCORES_STRIDE = 4 * (CHUNK_KEYS + LANES)  # the last tile of a chunk may have more keys
+"""The bytes from one row of a chunk's scores to the next."""
+
+KEYS_IN_TABLE = CHUNK_KEYS + 2 * TILE_KEYS  # what the last tile reads and prefetches
+"""The number of addresses of a chunk's keys, and of some after them."""
+
 _score_many, _score_four, _score_two, _score_one = (
     score_tile(rows) for rows in (TILE_ROWS, 4, 2, 1)
 )
@@ -96,13 +100,19 @@ class Sizes(NamedTuple):
     padded_rank: int
     width: int  # of a key, padded
     row_bytes: int
-    block_shift: int
+    block_shift: int  # the binary logarithm of the number of keys of an entry of the table
+    slot_shift: int  # of the rows of a block, if an entry is a slot; 0: it is a block
     block_stride: int
     scale: float
 
 
 def size_words(
-    layout: LatentLayout, num_heads: int, rank: int, scale: float, block_stride: int
+    layout: LatentLayout,
+    num_heads: int,
+    rank: int,
+    scale: float,
+    block_stride: int,
+    has_slots: bool = False,
 ) -> NDArray[np.int64]:
     """Returns the sizes of a layer, for the kernels.
 
@@ -112,10 +122,13 @@ def size_words(
         rank: the width of a latent.
         scale: the factor of the scores.
         block_stride: the bytes from one block of the layer to the next.
+        has_slots: whether the block table has the slot of each key, block * block_size + offset, in
+            place of the blocks of keys that follow each other.
     """
     widths = [rank, layout.key_dim, padded(rank), padded(layout.key_dim)]
     shift, factor = layout.block_size.bit_length() - 1, word_of_float(scale * LOG2_E)
-    words = [num_heads, *widths, layout.row_bytes, shift, block_stride, factor]
+    shifts = [0, shift] if has_slots else [shift, 0]
+    words = [num_heads, *widths, layout.row_bytes, *shifts, block_stride, factor]
     return np.array(words, np.int64)
 
 
@@ -123,7 +136,7 @@ def scratch_bytes(layout: LatentLayout, num_heads: int, rank: int) -> int:
     """Returns the size of one thread's scratch memory."""
     rows = queries_per_tile(num_heads) * num_heads
     sizes = [4 * rows * padded(layout.key_dim), *[state_bytes(rows, padded(rank))] * 2]
-    sizes += [rows * _SCORES_STRIDE, 4 * rows, 8 * _KEYS_IN_TABLE]
+    sizes += [rows * SCORES_STRIDE, 4 * rows, 8 * KEYS_IN_TABLE]
     return sum(map(cache_lines, sizes))
 
 
@@ -134,10 +147,12 @@ def split_states_bytes(num_heads: int, rank: int) -> int:
 
 
 @compiled
-def _sizes(address):
+def sizes_at(address):
+    """Returns the sizes of a layer, from `size_words`."""
     return Sizes(
         word(address, 0), word(address, 1), word(address, 2), word(address, 3), word(address, 4),
-        word(address, 5), word(address, 6), word(address, 7), float_of_word(word(address, 8)),
+        word(address, 5), word(address, 6), word(address, 7), word(address, 8),
+        float_of_word(word(address, 9)),
     )  # fmt: skip
 
 
@@ -146,7 +161,7 @@ def _divide_scratch(address, rows, sizes):
     total = address + cache_lines(4 * rows * sizes.width)
     state = total + state_bytes(rows, sizes.padded_rank)
     scores = state + state_bytes(rows, sizes.padded_rank)
-    factors = scores + rows * _SCORES_STRIDE
+    factors = scores + rows * SCORES_STRIDE
     return Scratch(address, total, state, scores, factors, factors + cache_lines(4 * rows))
 
 
@@ -203,36 +218,37 @@ def _load_queries(operands, scratch, rows, tile, sizes):
 
 
 @compiled
-def _find_keys(target, cache, sizes, blocks, first, last):
+def find_keys(target, cache, sizes, blocks, first, last):
     """Writes the addresses of a chunk's keys, and of some after them. Keys after the last one get
     its address: unwritten memory, which may be NaN, is not read."""
     table = short_words(blocks)
-    mask = (1 << sizes.block_shift) - 1
-    for i in range(_KEYS_IN_TABLE):
+    mask, slot_mask = (1 << sizes.block_shift) - 1, (1 << sizes.slot_shift) - 1
+    for i in range(KEYS_IN_TABLE):
         key = min(first + i, last)
-        block = cache + np.int64(table[key >> sizes.block_shift]) * sizes.block_stride
-        put_word(target, i, block + (key & mask) * sizes.row_bytes)
+        entry = np.int64(table[key >> sizes.block_shift])
+        block = cache + (entry >> sizes.slot_shift) * sizes.block_stride
+        put_word(target, i, block + ((entry & slot_mask) + (key & mask)) * sizes.row_bytes)
 
 
 @compiled_noinline
-def _score(query, query_stride, keys, count, width, rows, out, kind):
+def score_rows(query, query_stride, keys, count, width, rows, out, kind):
     """Computes the scores of all rows with the first `count` keys of a chunk, and possibly with
     some more. A few keys at a time stay in the L1 cache for all rows."""
     for key in range(0, count, TILE_KEYS):
         table, place, row = keys + 8 * key, out + 4 * key, 0
         while row < rows:
-            own, target = query + row * query_stride, place + row * _SCORES_STRIDE
+            own, target = query + row * query_stride, place + row * SCORES_STRIDE
             if rows - row >= TILE_ROWS:
-                _score_many(own, query_stride, table, width, target, _SCORES_STRIDE, kind)
+                _score_many(own, query_stride, table, width, target, SCORES_STRIDE, kind)
                 row += TILE_ROWS
             elif rows - row >= 4:
-                _score_four(own, query_stride, table, width, target, _SCORES_STRIDE, kind)
+                _score_four(own, query_stride, table, width, target, SCORES_STRIDE, kind)
                 row += 4
             elif rows - row >= 2:
-                _score_two(own, query_stride, table, width, target, _SCORES_STRIDE, kind)
+                _score_two(own, query_stride, table, width, target, SCORES_STRIDE, kind)
                 row += 2
             else:
-                _score_one(own, query_stride, table, width, target, _SCORES_STRIDE, kind)
+                _score_one(own, query_stride, table, width, target, SCORES_STRIDE, kind)
                 row += 1
 
 
@@ -244,19 +260,19 @@ def _add_values(weights, keys, count, rows, factors, out, width, kind):
     for column in range(0, width, PAIR):
         skip, row = column * itemsize(kind), 0
         while row < rows:
-            own, target = weights + row * _SCORES_STRIDE, out + row * stride + 4 * column
+            own, target = weights + row * SCORES_STRIDE, out + row * stride + 4 * column
             factor = factors + 4 * row
             if rows - row >= TILE_ROWS:
-                _many_values(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
+                _many_values(own, SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
                 row += TILE_ROWS
             elif rows - row >= 4:
-                _four_values(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
+                _four_values(own, SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
                 row += 4
             elif rows - row >= 2:
-                _two_values(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
+                _two_values(own, SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
                 row += 2
             else:
-                _one_values(own, _SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
+                _one_values(own, SCORES_STRIDE, keys, skip, count, factor, target, stride, kind)
                 row += 1
 
 
@@ -264,15 +280,15 @@ def _add_values(weights, keys, count, rows, factors, out, width, kind):
 def _attend_chunk(scratch, state, rows, tile, sizes, cache, first, last, kind):
     """Updates the state of every row of a tile with the keys of a chunk from `first` to `last`."""
     count = min(last + 1 - first, CHUNK_KEYS)
-    _find_keys(scratch.keys, cache, sizes, tile.blocks, first, last)
-    _score(
+    find_keys(scratch.keys, cache, sizes, tile.blocks, first, last)
+    score_rows(
         scratch.query, 4 * sizes.width, scratch.keys, count, sizes.width, rows, scratch.scores, kind
     )
     factors = floats(scratch.factors)
     for row in range(rows):
         position = tile.first_position + row // sizes.num_heads
         factors[row] = weigh(
-            scratch.scores + row * _SCORES_STRIDE, (count + LANES - 1) // LANES, LANES, first,
+            scratch.scores + row * SCORES_STRIDE, (count + LANES - 1) // LANES, LANES, first,
             position + 1, state.max_scores + 4 * row, state.weight_sums + 4 * LANES * row,
         )  # fmt: skip
     _add_values(
@@ -295,7 +311,7 @@ def _attend_split(scratch, state, rows, tile, sizes, cache, first, kind):
 
 @compiled
 def _attend(operands, piece, thread, num_threads, kind):
-    sizes, cache = _sizes(word(operands, 2)), word(operands, 10)
+    sizes, cache = sizes_at(word(operands, 2)), word(operands, 10)
     tile = _find_tile(word(operands, 0), word(operands, 1), sizes.num_heads, piece)
     rows, width = tile.num_queries * sizes.num_heads, sizes.padded_rank
     scratch = _divide_scratch(word(operands, 11) + thread * word(operands, 12), rows, sizes)
@@ -327,7 +343,7 @@ def _count_merges(operands, piece, thread, num_threads):
 
 @compiled
 def _merge_splits(operands, piece, thread, num_threads):
-    requests, sizes = word(operands, 1), _sizes(word(operands, 2))
+    requests, sizes = word(operands, 1), sizes_at(word(operands, 2))
     first = word(word(requests, 7), piece)
     if first < 0:
         return

@@ -3,7 +3,8 @@
 A block contains one row for each token: its latent, its rotated key part, and zeros up to whole
 pairs of vectors. The row is the token's key, and its first elements are its value: one read serves
 both products and all query heads. In bfloat16 the elements of a pair of vectors alternate: a shift
-of a register's words gives the first vector in float32, and a mask gives the second.
+of a register's words gives the first vector in float32, and a mask gives the second. Behind it lies
+the key of an indexer, if the layer has one, likewise padded.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class LatentLayout:
         key_dim: the width of a latent and of a rotated key part together.
         block_size: the number of tokens in a block; a power of two.
         stored: the dtype name of the cache, one of DTYPES.
+        index_dim: the width of the key of an indexer; 0: there is none.
     """
 
     key_dim: int
     block_size: int
     stored: str
+    index_dim: int = 0
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
@@ -57,6 +60,11 @@ class LatentLayout:
     @property
     def row_bytes(self) -> int:
         """The size of a token's row."""
+        return self.index_offset + int(padded(self.index_dim)) * STORED[self.stored][1]
+
+    @property
+    def index_offset(self) -> int:
+        """Where the key of an indexer begins in a row."""
         return int(padded(self.key_dim)) * STORED[self.stored][1]
 
     @property

@@ -43,6 +43,7 @@ def _attend_tiles(
     token_stride,
     scale,
     BLOCK_SIZE: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
     TILE: tl.constexpr,
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
@@ -56,8 +57,13 @@ def _attend_tiles(
         keys = tile * TILE + tl.arange(0, TILE)
         # Slots without a token are not read: they may contain NaN, and 0 times NaN is NaN.
         present = keys < keys_end
-        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
-        slots = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * token_stride
+        if HAS_SLOTS:
+            entries = tl.load(table_ptr + keys, mask=present, other=0)
+            blocks, offsets = entries // BLOCK_SIZE, entries % BLOCK_SIZE
+        else:
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
+            offsets = keys % BLOCK_SIZE
+        slots = blocks.to(tl.int64) * block_stride + offsets * token_stride
         places = cache_ptr + slots[:, None]
         wanted = present[:, None] & (ranks < RANK)[None, :]
         latents = tl.load(places + ranks[None, :], mask=wanted, other=0)
@@ -111,6 +117,7 @@ def attend_latents(
     NUM_HEADS: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    HAS_SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
     RANK: tl.constexpr,
@@ -171,7 +178,7 @@ def attend_latents(
     sums, peak, total = _attend_tiles(
         sums, peak, total, query, rope_query, positions, lowest, highest, keys_end, cache_ptr,
         table_ptr, block_stride, token_stride, scale,
-        BLOCK_SIZE, TILE, RANK, ROPE, RANK_PADDED, ROPE_PADDED)
+        BLOCK_SIZE, HAS_SLOTS, TILE, RANK, ROPE, RANK_PADDED, ROPE_PADDED)
     # fmt: on
 
     if IS_SPLIT:
@@ -205,6 +212,7 @@ def paged_latent_attention(
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
     growth: QueryGrowth | None = None,
+    has_slots: bool = False,
 ) -> None:
     """Computes ``reference.latent_attention.paged_latent_attention``; rows of no request stay
     unchanged.
@@ -221,6 +229,8 @@ def paged_latent_attention(
         num_splits, scratch: see `attention.paged_attention`; scratch is for heads of
             ``rank`` elements.
         growth: a factor of queries by their position; None: they have none.
+        has_slots: whether ``block_table`` has the slot of each key, block * block_size + offset, in
+            place of the blocks of keys that follow each other.
 
     One launch a layer, two if contexts are split. It reads the latents of each request once for
     each block_q of its tokens and for each block_m of their heads, and has 4 * rank + 2 * rope_dim
@@ -231,7 +241,7 @@ def paged_latent_attention(
     """
     attend_parts(
         out, query, rope_query, cache, block_table, query_starts, context_lens, config, scale,
-        num_splits, scratch, growth,
+        num_splits, scratch, growth, has_slots,
     )  # fmt: skip
     tokens, num_heads, rank = query.shape
     requests = context_lens.shape[0]
@@ -266,6 +276,7 @@ def attend_parts(
     num_splits: int = 1,
     scratch: AttentionScratch | None = None,
     growth: QueryGrowth | None = None,
+    has_slots: bool = False,
     is_dependent: bool = False,
 ) -> None:
     """Computes `paged_latent_attention`, but of split contexts the parts only: they are in
@@ -274,7 +285,7 @@ def attend_parts(
 
     Args:
         out, query, rope_query, cache, block_table, query_starts, context_lens, config, scale,
-            num_splits, scratch, growth: see `paged_latent_attention`.
+            num_splits, scratch, growth, has_slots: see `paged_latent_attention`.
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
             must have compute capability 9.0.
     """
@@ -319,6 +330,7 @@ def attend_parts(
         NUM_HEADS=num_heads,
         HEADS=heads,
         BLOCK_SIZE=cache.shape[1],
+        HAS_SLOTS=has_slots,
         BLOCK_M=config.block_m,
         TILE=config.tile,
         RANK=rank,

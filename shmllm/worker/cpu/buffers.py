@@ -24,7 +24,7 @@ SCORED_ROWS = 64
 
 
 class CpuBuffers:
-    """The buffers of a step, all float32 but `rounded` and some of `experts`.
+    """The buffers of a step, all float32 but `rounded`, `chosen` and some of `experts`.
 
     Args:
         config: the model's configuration.
@@ -43,6 +43,8 @@ class CpuBuffers:
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim / 2] each.
+        chosen: [max_tokens, top_k] int32, the slots that an indexer chose for each token; None:
+            there is none.
         experts: for each mixture of experts, its buffers.
         mambas: for each Mamba, its buffers.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
@@ -92,6 +94,9 @@ class CpuBuffers:
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
         }
+        self.chosen: Tensor | None = None
+        if config.top_k is not None:
+            self.chosen = allocate((max_tokens, config.top_k), torch.int32)
         self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         halves = {rope: rope.rotary_dim // 2 for rope in config.ropes}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {

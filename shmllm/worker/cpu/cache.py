@@ -38,7 +38,7 @@ def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout | Lat
         stored: what `stored_as` returned; latents are stored as a dtype.
     """
     if not heads.value_dim:
-        return LatentLayout(heads.key_dim, block_size, dtype_of(stored))
+        return LatentLayout(heads.key_dim, block_size, dtype_of(stored), heads.index_dim)
     return CacheLayout(heads.count, heads.key_dim, block_size, stored)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from shmllm.models.mixer_specs import Ahead, AttentionSpec, LatentAttentionSpec
 from shmllm.models.rope_config import NUM_AXES
 from shmllm.worker.arrays import LongArray
@@ -22,16 +24,19 @@ class Division(NamedTuple):
 
     heads_per_kv: the number of query heads that share a key-value head.
     split_keys: the number of positions in a split.
+    top_k: that of `LatentAttentionSpec`; unless it is None, each token is a request of its own,
+        whose context is what was chosen for it.
     """
 
     heads_per_kv: int
     split_keys: int
+    top_k: int | None = None
 
     @classmethod
     def of(cls, spec: AttentionSpec | LatentAttentionSpec) -> Division:
         """Return that of a layer."""
         if isinstance(spec, LatentAttentionSpec):
-            return cls(spec.num_heads, latent_attention.SPLIT_KEYS)
+            return cls(spec.num_heads, latent_attention.SPLIT_KEYS, spec.top_k)
         return cls(spec.num_heads // spec.num_kv_heads, SPLIT_KEYS)
 
 
@@ -56,8 +61,10 @@ class CpuInputs:
         slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
         rows, first_tokens, counts, context_lens: (max_requests,) int64, as in `StepInputs`.
         sample_tokens: (max_samples,) int64, likewise.
-        pieces: for each of `divisions` the tiles and splits, (max_requests + 1,) int64 each, see
+        pieces: for each of `divisions` the tiles and splits, int64, one more than requests, see
             `count_pieces`.
+        chosen_lens: (max_tokens,) int64, how many tokens each token attends to where an indexer
+            chooses them.
     """
 
     def __init__(
@@ -89,13 +96,16 @@ class CpuInputs:
         )
         self.sample_tokens = words("sample_tokens", max_samples or max_requests)
         self._state_copies = words("state_copies", 2 * max_requests, 2)
-        self.pieces = {
-            division: (
-                words(f"tiles of {division}", max_requests + 1),
-                words(f"splits of {division}", max_requests + 1),
-            )
+        sizes = {
+            division: 1 + (max_requests if division.top_k is None else max_tokens)
             for division in divisions
         }
+        self.pieces = {
+            division: (words(f"tiles of {division}", size), words(f"splits of {division}", size))
+            for division, size in sizes.items()
+        }
+        self._step_of_tokens = words("tokens, and as many requests", 2)
+        self.chosen_lens = words("numbers of chosen tokens", max_tokens)
 
     @property
     def state_copies(self) -> list[tuple[int, int]]:
@@ -122,6 +132,11 @@ class CpuInputs:
         """Return the address of the int64 that holds one of COUNTS."""
         return int(self._counts.ctypes.data) + 8 * COUNTS.index(count)
 
+    def address_of_step(self, division: Division) -> int:
+        """Return the address of two int64: the number of tokens and the number of requests."""
+        step = self._counts if division.top_k is None else self._step_of_tokens
+        return int(step.ctypes.data)
+
     def address_of_ends(self, ahead: Ahead) -> int:
         """Return the address of the (max_tokens,) int64 positions behind the last one that each
         token attends to, in layers with this `AttentionSpec.ahead`; 0: they are causal."""
@@ -147,8 +162,10 @@ class CpuInputs:
         self.counts[:num_requests] = inputs.counts
         self.context_lens[:num_requests] = inputs.context_lens
         self.sample_tokens[:num_samples] = inputs.sample_tokens
+        self._step_of_tokens[:] = num_tokens
         for division, pieces in self.pieces.items():
-            count_pieces(
-                inputs.counts, inputs.context_lens, division.heads_per_kv, *pieces,
-                division.split_keys,
-            )  # fmt: skip
+            counts, lens = inputs.counts, inputs.context_lens
+            if division.top_k is not None:
+                lens = np.minimum(inputs.positions + 1, division.top_k)
+                self.chosen_lens[:num_tokens], counts = lens, np.ones_like(lens)
+            count_pieces(counts, lens, division.heads_per_kv, *pieces, division.split_keys)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.latent_attention import LatentAttention
+from shmllm.models.layers import Linear
 from shmllm.models.mixer_specs import LatentAttentionSpec
+from shmllm.models.specs import LayerSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.attention import record_growth
 from shmllm.worker.cpu.buffers import CpuBuffers
@@ -17,7 +20,10 @@ from shmllm.worker.cpu.cache import CpuKVCache, latent_layout
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.products import Products, kind_of
 from shmllm_kernels.cpu import KernelProgram, word_of_float
+from shmllm_kernels.cpu.attention_pieces import request_words
 from shmllm_kernels.cpu.head_products import MULTIPLY_HEADS
+from shmllm_kernels.cpu.indexer import CHOOSE_TOKENS, STORE_INDEX_KEYS, index_words
+from shmllm_kernels.cpu.indexer import scratch_bytes as index_scratch_bytes
 from shmllm_kernels.cpu.latent_attention import (
     ATTEND_LATENTS,
     MERGE_LATENTS,
@@ -58,6 +64,8 @@ class LatentAttentionOps:
         self._cache = cache
         self._requests = requests
         self._num_tokens = inputs.address_of("num_tokens")
+        self._indices = np.arange(len(inputs.positions))
+        self._ones = np.ones_like(self._indices)
         every = [
             (latent_layout(cache.layers[index]), mixer.num_heads, mixer.rank)
             for index, layer in enumerate(config.layers)
@@ -68,6 +76,29 @@ class LatentAttentionOps:
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
         states = max((split_states_bytes(*sizes) for _, *sizes in every), default=0)
         self._split_states = torch.empty(states, dtype=torch.uint8)
+        size = max(
+            (self._index_scratch_bytes(*each) for each in enumerate(config.layers)), default=0
+        )
+        self._index_scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
+
+    @property
+    def _chosen(self) -> Tensor:
+        """The slots that an indexer chose for each token, [max_tokens, top_k] int32."""
+        chosen = self._buffers.chosen
+        assert chosen is not None, "the model has indexers"
+        return chosen
+
+    def _index_scratch_bytes(self, index: int, layer: LayerSpec) -> int:
+        """Return the size of one thread's scratch memory for the indexer of a layer, or 0."""
+        size = 0
+        for mixer in layer.mixers:
+            if isinstance(mixer, LatentAttentionSpec) and mixer.indexer is not None:
+                cache = self._cache.layers[index]
+                layout = latent_layout(cache)
+                most_blocks = int(self._requests[cache.group, Division.of(mixer)][5])
+                most = most_blocks * layout.block_size
+                size = index_scratch_bytes(layout, mixer.indexer.num_heads, most)
+        return size
 
     def store(self, x: Tensor, attention: LatentAttention) -> None:
         """Record the operation `models.ops.Ops.store_latents`, of latents and key parts alone."""
@@ -82,6 +113,47 @@ class LatentAttentionOps:
         ]  # fmt: skip
         kernel = STORE_LATENTS[layout.stored, kind_of(norm.weight)]
         self._program.record(kernel, [self._num_tokens, *operands], label="store_latents")
+
+    def choose(
+        self,
+        x: Tensor,
+        latent: Tensor,
+        attention: LatentAttention,
+        linear: Callable[[Tensor, Linear], Tensor],
+    ) -> None:
+        """Record the operation `models.ops.Ops.choose_tokens`, with its products."""
+        spec, indexer = attention.spec, attention.indexer
+        assert indexer is not None, "the layer has an indexer"
+        cache = self._cache.layers[attention.layer]
+        layout, blocks, norm = latent_layout(cache), cache.blocks, indexer.key_norm
+        assert norm.bias is not None, "it is a LayerNorm"
+        first_key = blocks.data_ptr() + layout.index_offset
+        num_pairs, _, *angles = self._rotation(spec)
+        rotation = [num_pairs, int(indexer.spec.interleaved), *angles]
+        keys = linear(x, indexer.key)
+        operands = [
+            keys.data_ptr(), 4 * keys.stride(0), layout.index_dim, *rotation,
+            norm.weight.data_ptr(), norm.bias.data_ptr(), word_of_float(norm.spec.eps),
+            self._inputs.slot_mapping[cache.group].ctypes.data, first_key,
+            layout.row_bytes, layout.block_size.bit_length() - 1, blocks.stride(0),
+        ]  # fmt: skip
+        kernel = STORE_INDEX_KEYS[layout.stored, kind_of(norm.weight)]
+        self._program.record(kernel, [self._num_tokens, *operands], label="store_index_keys")
+        weights, queries = linear(x, indexer.head_weights), linear(latent, indexer.query)
+        sizes = index_words(layout, indexer.spec.num_heads, blocks.stride(0))
+        requests = self._requests[cache.group, Division.of(spec)]
+        operands = [
+            requests.ctypes.data, sizes.ctypes.data, queries.data_ptr(), 4 * queries.stride(0),
+            weights.data_ptr(), 4 * weights.stride(0), self._inputs.positions.ctypes.data,
+            first_key, self._chosen.data_ptr(), indexer.spec.top_k,
+            self._index_scratch.data_ptr(), self._index_scratch.shape[1], *rotation,
+        ]  # fmt: skip
+        self._program.record(
+            CHOOSE_TOKENS[layout.stored],
+            [self._num_tokens, *operands],
+            keep=[sizes],
+            label="choose_tokens",
+        )
 
     def attend(self, query: Tensor, attention: LatentAttention) -> Tensor:
         """Record the operation `models.ops.Ops.attend_to_latents`."""
@@ -103,16 +175,34 @@ class LatentAttentionOps:
         """Record the attention of latent queries, which its results replace."""
         spec, cache = attention.spec, self._cache.layers[attention.layer]
         layout, blocks = latent_layout(cache), cache.blocks
-        sizes = size_words(layout, spec.num_heads, spec.rank, spec.scale, blocks.stride(0))
+        division = Division.of(spec)
+        requests, is_chosen = self._requests[cache.group, division], spec.indexer is not None
+        if is_chosen:
+            requests = self._chosen_requests(division)
+        widths = spec.num_heads, spec.rank
+        sizes = size_words(layout, *widths, spec.scale, blocks.stride(0), is_chosen)
         rows = [latents.data_ptr(), 4 * latents.shape[1]]
         operands = [
-            self._num_tokens, self._requests[cache.group, Division.of(spec)].ctypes.data,
+            self._inputs.address_of_step(division), requests.ctypes.data,
             sizes.ctypes.data, *rows, *ropes, *rows, blocks.data_ptr(), self._scratch.data_ptr(),
             self._scratch.shape[1], self._split_states.data_ptr(),
         ]  # fmt: skip
         kernel = ATTEND_LATENTS[layout.stored]
-        self._program.record(kernel, operands, keep=[sizes], label="attend_latents")
+        self._program.record(kernel, operands, keep=[sizes, requests], label="attend_latents")
         self._program.record(MERGE_LATENTS, operands, label="merge_latents")
+
+    def _chosen_requests(self, division: Division) -> LongArray:
+        """Return the words of a step's tokens as requests, whose contexts are what was chosen."""
+        chosen, indices, ones = self._chosen, self._indices, self._ones
+        return request_words(
+            indices.ctypes.data,
+            ones.ctypes.data,
+            self._inputs.chosen_lens.ctypes.data,
+            indices.ctypes.data,
+            chosen.data_ptr(),
+            chosen.shape[1],
+            *(words.ctypes.data for words in self._inputs.pieces[division]),
+        )
 
     def _multiply(self, x: Tensor, width: int, weight: Tensor, out: Tensor) -> None:
         """Record ``out[:, head] = x[:, head] @ weight[head].T``; a head has ``width`` columns of x

@@ -298,6 +298,9 @@ class CpuOps:
         self._latents.store(x[:, -attention.spec.key_dim :], attention)
         return x
 
+    def choose_tokens(self, x: Tensor, latent: Tensor, attention: LatentAttention) -> None:
+        self._latents.choose(x, latent, attention, self.linear)
+
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self._latents.attend(query, attention)
 

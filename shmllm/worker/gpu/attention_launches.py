@@ -8,7 +8,7 @@ graph serves all lengths.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,18 +44,21 @@ class HeadShape:
         num_kv_heads: the number of key-value heads.
         head_dim: the width of a head's output, before it is projected to values.
         is_latent: whether it is a latent attention.
+        is_chosen: whether each token attends to what was chosen for it, as a request of its own.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     is_latent: bool = False
+    is_chosen: bool = False
 
     @classmethod
     def of(cls, spec: AttentionSpec | LatentAttentionSpec) -> HeadShape:
         """Return the heads of a layer."""
         if isinstance(spec, LatentAttentionSpec):
-            return cls(spec.num_heads, 1, spec.rank, is_latent=True)
+            is_chosen = spec.indexer is not None
+            return cls(spec.num_heads, 1, spec.rank, is_latent=True, is_chosen=is_chosen)
         return cls(spec.num_heads, spec.num_kv_heads, spec.head_dim)
 
 
@@ -124,6 +127,8 @@ class AttentionLaunches:
         self, shape: HeadShape, descriptor: BatchDescriptor, max_query_len: int
     ) -> AttentionLaunch:
         heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        if shape.is_chosen:
+            descriptor = replace(descriptor, num_reqs=descriptor.num_tokens, uniform=True)
         few = self._few_tokens(shape, descriptor)
         if shape.is_latent:
             longest = few or max_query_len
@@ -134,7 +139,8 @@ class AttentionLaunches:
         else:
             config = self._config(shape, few, max_query_len, is_split=self.deterministic)
         if self.deterministic:
-            return AttentionLaunch(config, DETERMINISTIC_SPLITS if few else 1, True, few)
+            is_split = few > 0 and not shape.is_chosen
+            return AttentionLaunch(config, DETERMINISTIC_SPLITS if is_split else 1, True, few)
         tokens = descriptor.num_reqs if few == 1 else descriptor.num_tokens
         # Padded requests have no programs to speak of: those with tokens are no fewer than this.
         requests = -(-tokens // few) if few else descriptor.num_reqs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -20,6 +21,35 @@ from shmllm.worker.gpu.many_products import ManyProducts
 from shmllm_kernels.gpu import few_mamba_inputs
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
+from shmllm_kernels.gpu.indexer import TOKENS_AT_ONCE
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tokens that each token of a step attends to, as those of a request.
+
+    Attributes:
+        slots: [max_tokens, top_k] int32.
+        starts: [max_tokens + 1] int32, the first token of each of these requests.
+        lens: [max_tokens] int32, how many they are.
+        scores: [rows, max_positions] float32, scratch memory.
+    """
+
+    slots: Tensor
+    starts: Tensor
+    lens: Tensor
+    scores: Tensor
+
+    @classmethod
+    def allocate(
+        cls, allocate: Allocator, max_tokens: int, top_k: int, max_positions: int
+    ) -> Choice:
+        return cls(
+            allocate((max_tokens, top_k), torch.int32),
+            allocate((max_tokens + 1,), torch.int32),
+            allocate((max_tokens,), torch.int32),
+            allocate((min(max_tokens, TOKENS_AT_ONCE), max_positions), torch.float32),
+        )
 
 
 class GpuBuffers:
@@ -33,6 +63,7 @@ class GpuBuffers:
         max_samples: the largest number of rows that get logits.
         device: the device.
         deterministic, max_verified: see `AttentionLaunches`.
+        max_positions: the length of the longest request, for indexers.
 
     Attributes:
         max_requests: as given.
@@ -57,6 +88,7 @@ class GpuBuffers:
         mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
         mamba_parts: for each Mamba, [MAX_ROWS, parts, projected_width] float32, parts of that of
             few tokens.
+        choice: the tokens that an indexer chose; None: there is none.
         counters: int32, those of the launches of attention and recurrent layers.
         many_products: launches products of many rows, for which there is scratch memory.
     """
@@ -71,8 +103,9 @@ class GpuBuffers:
         device: Device,
         deterministic: bool = False,
         max_verified: int = 0,
+        max_positions: int = 0,
     ) -> None:
-        self._config = config
+        self._config, self._max_positions = config, max_positions
         self._dtype = dtype
         self.max_requests = max_requests
         self.attention = AttentionLaunches(
@@ -121,6 +154,9 @@ class GpuBuffers:
             for width in {each.query_rank for each in config.latent_attentions}
             if width is not None
         }
+        self.choice: Choice | None = None
+        if config.top_k is not None:
+            self.choice = Choice.allocate(allocate, max_tokens, config.top_k, self._max_positions)
         self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))

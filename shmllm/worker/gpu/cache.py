@@ -27,7 +27,8 @@ def block_bytes(heads: KVHeads, block_size: int, dtype: torch.dtype) -> int:
         block_size: tokens in a block.
         dtype: their dtype.
     """
-    return block_size * heads.count * (heads.key_dim + heads.value_dim) * dtype.itemsize
+    width = heads.key_dim + heads.value_dim + heads.index_dim
+    return block_size * heads.count * width * dtype.itemsize
 
 
 def cache_bytes(shape: CacheShape, dtype: torch.dtype, num_blocks: int, num_states: int = 1) -> int:
@@ -51,7 +52,8 @@ class GpuKVCache:
     Attributes:
         layers: for each layer with attention the index of its group, its keys and its values,
             [num_blocks, block_size, kv heads, head_dim] each, in any order in memory, zeroed;
-            values that are the first elements of their keys have a head_dim of 0. Layers of
+            in place of values that are the first elements of their keys it has the
+            keys of an indexer, or a head_dim of 0. Layers of
             different groups use the same memory, in blocks of their own. A layer that has no keys
             and values of its own has those of the layer that it reads.
         states: for each layer with a state its states, [num_states, elements] float32.
@@ -130,16 +132,17 @@ def _as_integers(buffers: Tensor) -> Tensor:
 
 
 def _keys_and_values(blocks: Tensor, heads: KVHeads, block_size: int) -> tuple[Tensor, Tensor]:
-    """Return views of the keys and the values in a layer's blocks, [num_blocks, elements]."""
-    tokens = block_size * heads.count
-    sizes = [tokens * heads.key_dim, tokens * heads.value_dim]
+    """Return views of the keys and the values, or the keys of an indexer, in a layer's blocks,
+    [num_blocks, elements]."""
+    tokens, value_dim = block_size * heads.count, heads.value_dim or heads.index_dim
+    sizes = [tokens * heads.key_dim, tokens * value_dim]
     keys, values = blocks.split_with_sizes(sizes, dim=1)
     if heads.count > 1 and has_heads_first(blocks.device, heads.key_dim):
         return (
             keys.unflatten(1, (heads.count, block_size, heads.key_dim)).transpose(1, 2),
-            values.unflatten(1, (heads.count, block_size, heads.value_dim)).transpose(1, 2),
+            values.unflatten(1, (heads.count, block_size, value_dim)).transpose(1, 2),
         )
     return (
         keys.unflatten(1, (block_size, heads.count, heads.key_dim)),
-        values.unflatten(1, (block_size, heads.count, heads.value_dim)),
+        values.unflatten(1, (block_size, heads.count, value_dim)),
     )

@@ -316,6 +316,9 @@ class FusedOps:
         self._unstored = self._multiply(x, self._buffers.unstored(attention.spec.in_width))
         return self._unstored
 
+    def choose_tokens(self, x: Any, latent: Any, attention: LatentAttention) -> None:
+        self._ops.choose_tokens(self.value(x), self.value(latent), attention)
+
     def attend_to_latents(self, query: Any, attention: LatentAttention) -> Tensor:
         query = self.value(query)
         x, self._unstored = self._unstored, None

@@ -5,6 +5,7 @@ Steps of few tokens have kernels for those products and their neighbours; others
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch
 from torch import Tensor
 
 from shmllm.models.latent_attention import LatentAttention
+from shmllm.models.layers import Linear
 from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.worker.gpu.attention import AttentionStep
 from shmllm.worker.gpu.attention_launches import HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm_kernels.gpu.indexer import choose_tokens, store_index_keys
 from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
 from shmllm_kernels.gpu.latent_write import write_latents
@@ -46,6 +49,63 @@ class LatentAttentionOps:
     def store(self, x: Tensor, attention: LatentAttention) -> None:
         """See `models.ops.Ops.store_latents`."""
         write_latents(**self._written(x, attention))
+
+    def choose(
+        self,
+        x: Tensor,
+        latent: Tensor,
+        attention: LatentAttention,
+        linear: Callable[[Tensor, Linear], Tensor],
+    ) -> None:
+        """See `models.ops.Ops.choose_tokens`; ``linear`` launches its products."""
+        indexer = attention.indexer
+        assert indexer is not None, "the layer has an indexer"
+        norm = indexer.key_norm
+        assert norm.bias is not None, "it is a LayerNorm"
+        group, _, cache = self._cache.layers[attention.layer]
+        cos, sin = (table[: len(x)] for table in self._buffers.angles[attention.spec.rope])
+        rotation = cos, sin
+        store_index_keys(
+            cache[:, :, 0],
+            linear(x, indexer.key),
+            norm.weight,
+            norm.bias,
+            norm.spec.eps,
+            *rotation,
+            self._inputs.step.slots[group, : len(x)],
+            indexer.spec.interleaved,
+        )
+        weights, query = linear(x, indexer.head_weights), linear(latent, indexer.query)
+        heads = query.unflatten(1, (indexer.spec.num_heads, -1))
+        self._step.launch(partial(self._choose, heads, weights, rotation, attention))
+
+    def _choose(
+        self,
+        query: Tensor,
+        weights: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        attention: LatentAttention,
+    ) -> None:
+        """Choose tokens for queries [tokens, heads, dim] with weights of heads [tokens, heads]."""
+        indexer, choice, inputs = attention.indexer, self._buffers.choice, self._inputs
+        assert indexer is not None, "the layer has an indexer"
+        assert choice is not None, "the model has indexers"
+        num_reqs = self._step.descriptor.num_reqs
+        group, _, cache = self._cache.layers[attention.layer]
+        choose_tokens(
+            choice.slots[: len(query)],
+            choice.starts[: len(query) + 1],
+            choice.lens[: len(query)],
+            query,
+            weights,
+            cache[:, :, 0],
+            *rotation,
+            inputs.block_tables[group, :num_reqs],
+            inputs.step.query_starts[: num_reqs + 1],
+            inputs.step.context_lens[:num_reqs],
+            choice.scores,
+            indexer.spec.interleaved,
+        )
 
     def attend(self, query: Tensor, attention: LatentAttention) -> Tensor:
         """See `models.ops.Ops.attend_to_latents`."""
@@ -141,16 +201,23 @@ class LatentAttentionOps:
         num_reqs, growth = step.num_reqs, attention.spec.growth
         num_tokens = num_reqs if step.uniform else len(latents)
         group, rows, _ = self._cache.layers[attention.layer]
-        heads = HeadShape.of(attention.spec)
+        heads, choice = HeadShape.of(attention.spec), None
+        if heads.is_chosen:  # each token is a request
+            choice, num_reqs = self._buffers.choice, num_tokens
+        starts, lens = inputs.step.query_starts, inputs.step.context_lens
+        table = inputs.block_tables[group]
+        if choice is not None:
+            table, starts, lens = choice.slots, choice.starts, choice.lens
         launch = self._step.launches[heads]
         return {
             "out": latents[:num_tokens],
             "query": latents[:num_tokens],
             "rope_query": rotated[:num_tokens],
             "cache": rows[:, :, 0],
-            "block_table": inputs.block_tables[group, :num_reqs],
-            "query_starts": inputs.step.query_starts[: num_reqs + 1],
-            "context_lens": inputs.step.context_lens[:num_reqs],
+            "block_table": table[:num_reqs],
+            "has_slots": choice is not None,
+            "query_starts": starts[: num_reqs + 1],
+            "context_lens": lens[:num_reqs],
             "config": launch.config,
             "scale": attention.spec.scale,
             "growth": None if growth is None else QueryGrowth(*growth),

@@ -305,6 +305,9 @@ class GpuOps:
         self.latents.store(x, attention)
         return x
 
+    def choose_tokens(self, x: Tensor, latent: Tensor, attention: LatentAttention) -> None:
+        self.latents.choose(x, latent, attention, self.linear)
+
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self.latents.attend(query, attention)
 

@@ -139,7 +139,7 @@ class StepResources:
             needs_axes(model.ropes),
         )
         options = config.load.deterministic, max_verified(config.speculative.most_drafted)
-        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, *options)
+        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, *options, max_model_len)
         meetings = NoMeetings()
         if group is not None:
             assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"

@@ -25,6 +25,7 @@ from conformance.float8_kernels import (
     Float8WriteConformance,
 )
 from conformance.group_kernels import GroupConformance
+from conformance.indexer_kernels import IndexerKernelsConformance
 from conformance.latent_heads_kernels import LatentHeadsConformance
 from conformance.latent_kernels import LatentKernelsConformance
 from conformance.lora_kernels import LoraConformance
@@ -138,6 +139,10 @@ class TestSharedExpert(SharedExpertConformance):
 
 
 class TestGroup(GroupConformance):
+    pass
+
+
+class TestIndexerKernels(IndexerKernelsConformance):
     pass
 
 

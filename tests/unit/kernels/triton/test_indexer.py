@@ -1,0 +1,9 @@
+"""Tests an indexer's kernels under Triton's interpreter."""
+
+from __future__ import annotations
+
+from conformance.indexer_kernels import IndexerKernelsConformance
+
+
+class TestIndexerKernels(IndexerKernelsConformance):
+    pass
