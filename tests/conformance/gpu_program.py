@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.gpu_steps import GpuSteps, Prepared
 from support.model_helpers import reference_logits, reference_model, save
+from support.reference_models import INDEXER
 from support.variants import slow
 
 from shmllm.config.graphs import CudaGraphMode
@@ -158,6 +159,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | GROUPS | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT | GROUPS | {"first_k_dense_replace": 1, "kv_lora_rank": 32},
     "glm4_moe": GROUPS | {"head_dim": 16, "use_qk_norm": True, "moe_intermediate_size": 24},
+    "deepseek_v32": LATENT | GROUPS | INDEXER | {"first_k_dense_replace": 1, "q_lora_rank": 40},
+    "glm_moe_dsa": LATENT
+    | GROUPS
+    | INDEXER
+    | {"index_topk_freq": 2, "index_skip_topk_offset": 1, "q_lora_rank": 40},
     "glm4_moe_lite": LATENT | GROUPS | {"attention_bias": True, "q_lora_rank": 40},
     "smollm3": {"no_rope_layers": [1, 0]},
     "olmo2": {},
@@ -265,7 +271,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "layer_types": LAYER_TYPES,
     },
 }
-QUICK = ("cohere2", "deepseek_v3", "mamba", "qwen3_5")
+QUICK = ("cohere2", "deepseek_v3", "glm_moe_dsa", "mamba", "qwen3_5")
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """The tolerances of logits, relative to the largest logit."""
 

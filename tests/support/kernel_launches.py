@@ -66,6 +66,7 @@ from shmllm_kernels.gpu.few_mamba2 import run_mamba2
 from shmllm_kernels.gpu.few_routing import route_rows
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
+from shmllm_kernels.gpu.indexer import choose_tokens, store_index_keys
 from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
 from shmllm_kernels.gpu.latent_write import write_latents
@@ -1060,6 +1061,8 @@ def launch_latents(
             parts_of = starts, splits, scratch
             project_values(out, query, value_up, *parts_of, is_dependent)
         facts.pop("splits")
+        if not has_float8:
+            indexers(facts, dtype, angles, slots)
         growths = (None, QueryGrowth(0.1, 8192)) if takes_all else (None,)
         steps = (1, 1), (1, 4), (512, 1), (512, 4)
         for growth, (longest, splits) in itertools.product(growths, steps):
@@ -1070,9 +1073,31 @@ def launch_latents(
             operands = query, query.clone(), rope, cache, table, starts, starts[1:]
             paged_latent_attention(*operands, config, 0.1, splits, scratch, growth)
             if longest == 1:
-                more = splits, scratch, growth, is_dependent
+                more = splits, scratch, growth, False, is_dependent
                 attend_parts(*operands, config, 0.1, *more)
+                if growth is None and not has_float8:
+                    paged_latent_attention(*operands, config, 0.1, splits, scratch, None, True)
         facts.clear()
+
+
+def indexers(
+    facts: dict[str, Any], dtype: torch.dtype, angles: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Launch the kernels of the indexers of DeepSeek-V3.2 and of GLM-5."""
+    cache, key = empty(8, 64, 128, dtype=dtype), empty(4, 128, dtype=dtype)
+    chosen, starts, lens, table, begins, contexts = (
+        empty(*shape, dtype=torch.int32) for shape in ((4, 2048), (5,), (4,), (2, 64), (3,), (2,))
+    )
+    scores = empty(4, 4096, dtype=torch.float32)
+    for heads, interleaved in ((64, False), (32, True)):
+        store_index_keys(cache, key, key[0], key[1], 1e-6, angles, angles, slots, interleaved)
+        facts["block_m"] = heads
+        query, weights = empty(4, heads, 128, dtype=dtype), empty(4, heads, dtype=dtype)
+        choose_tokens(
+            chosen, starts, lens, query, weights, cache, angles, angles, table, begins, contexts,
+            scores, interleaved,
+        )  # fmt: skip
+        facts.pop("block_m")
 
 
 def main() -> None:

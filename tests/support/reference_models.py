@@ -63,6 +63,8 @@ LATENT: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
+INDEXER: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 24, "index_topk": 7}
+"""So many heads that no score is a sum of zeros, which others would equal."""
 ROUTER: dict[str, Any] = {
     "num_experts": 16,
     "num_experts_per_tok": 4,
@@ -112,6 +114,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2": ("DeepseekV2", LATENT | {"topk_method": "greedy", "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3", LATENT | {"n_group": 4, "topk_group": 2}),
+    "deepseek_v32": ("DeepseekV32", LATENT | INDEXER | {"n_group": 4, "topk_group": 2}),
+    "glm_moe_dsa": ("GlmMoeDsa", LATENT | INDEXER | {"index_topk_freq": 2}),
     "glm4_moe": (
         "Glm4Moe",
         {
@@ -372,14 +376,19 @@ WITH_EXPERTS = (
 NOT_IN_GGUF = (
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba", "nemotron_h", "nemotron_3"),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
-    *("deepseek_v2", "deepseek_v3", "gemma3n", "gemma4", "glm4_moe", "glm4_moe_lite"),
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma3n", "gemma4"),
+    *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3"),
 )
 """Those of which no GGUF files are written yet."""
-LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3", "mistral4")
+WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
+LATENTS = (
+    *("deepseek_v2", "deepseek_v3", *WITH_INDEXER, "glm4_moe_lite"),
+    *("kimi_linear", "minicpm3", "mistral4"),
+)
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
@@ -387,6 +396,7 @@ rotations, with states, and with latents: the architectures that differ most."""
 ALIKE = (
     *(*DENSE, *WITH_EXPERTS),
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "mistral4", "olmo2", "olmoe"),
+    *WITH_INDEXER,
     *(
         "gemma3n",
         "kimi_linear",

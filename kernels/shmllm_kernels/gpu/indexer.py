@@ -330,8 +330,8 @@ def choose_tokens(
 
     Args:
         chosen: [tokens, top_k] int32, contiguous; gets the slots of the chosen tokens.
-        starts: [tokens + 1] int32; gets 0, 1 and so on, up to the number of tokens of requests: each
-            becomes a request of its own.
+        starts: [tokens + 1] int32; gets 0, 1 and so on, up to the number of tokens of requests:
+            each becomes a request of its own.
         lens: [tokens] int32; gets the numbers of chosen tokens, 0 for tokens of no request.
         query: [tokens, num_heads, dim], heads contiguous, not rotated.
         weights: [tokens, num_heads], heads contiguous.

@@ -17,6 +17,7 @@ from support.model_helpers import (
     save,
 )
 from support.pooling_models import RECIPES
+from support.reference_models import INDEXER
 from support.variants import diagonal, slow
 
 from shmllm.models.create import create_model
@@ -478,6 +479,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v3": (
         "deepseek_v3",
         LATENT | GROUPS | {"first_k_dense_replace": 1, "rope_parameters": MSCALE_ROPE},
+    ),
+    "deepseek-v32": (
+        "deepseek_v32",
+        LATENT | GROUPS | INDEXER | {"rope_parameters": MSCALE_ROPE, "first_k_dense_replace": 1},
+    ),
+    "deepseek-v32-short": ("deepseek_v32", LATENT | GROUPS | INDEXER | {"index_topk": 100}),
+    "glm-5": (
+        "glm_moe_dsa",
+        LATENT
+        | GROUPS
+        | INDEXER
+        | {"num_hidden_layers": 4, "indexer_types": ["full", "shared"] * 2},
+    ),
+    "glm-5-every-third": (
+        "glm_moe_dsa",
+        LATENT
+        | GROUPS
+        | INDEXER
+        | {"num_hidden_layers": 4, "index_topk_freq": 3, "mlp_layer_types": ["sparse"] * 4},
     ),
     "deepseek-v3-other-groups": (
         "deepseek_v3",

@@ -33,6 +33,8 @@ MISTRAL = {"architectures": ["MistralForCausalLM"]}
 OF_DEEPSEEK = (
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
     "dots1",
     "glm4_moe",
     "glm4_moe_lite",

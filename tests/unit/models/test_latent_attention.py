@@ -77,6 +77,8 @@ CLASSES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"mistral4": "Mistral4ForCausalLM"
 REQUIRED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 3},
     "deepseek_v3": {},
+    "deepseek_v32": {},
+    "glm_moe_dsa": {},
     "dots1": {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 1},
     "glm4_moe": {},
     "glm4_moe_lite": {},
