@@ -19,6 +19,7 @@ class Feature(Enum):
     LAYER_QK_NORM = "LayerNorm of queries and keys"
     TRANSPOSED = "matrices that checkpoints store transposed"
     DIVIDED_ENCODER = "an encoder-decoder in several processes"
+    INDEXER = "keys of an indexer"
 
 
 _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
@@ -26,6 +27,7 @@ _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
         model.norm.kind == "layer" and any(each.qk_norm for each in model.attentions)
     ),
     Feature.TRANSPOSED: lambda model: model.transposed,
+    Feature.INDEXER: lambda model: model.top_k is not None,
     Feature.DIVIDED_ENCODER: lambda model: model.num_encoded > 0 and model.is_divided,
 }
 

@@ -21,7 +21,7 @@ from shmllm_kernels.gpu.threshold_search import key_of
 TILE = 64
 """The number of keys that a program scores at a time."""
 TILES_PER_PROGRAM = 8
-SEARCHED = 2048
+SEARCHED = 1024
 """The number of scores that a search reads at a time."""
 TOKENS_AT_ONCE = 128
 """The largest number of tokens whose scores lie in scratch memory."""
@@ -169,9 +169,9 @@ def _score_index_keys(
     elements, heads = tl.arange(0, ELEMENTS), tl.arange(0, HEADS)
     inside = (heads < NUM_HEADS)[:, None] & (elements < DIM)[None, :]
     partners, _, _, _ = _partners(elements, HALF, IS_INTERLEAVED)
-    rows = query_ptr + token * query_stride + heads[:, None] * DIM
-    query = tl.load(rows + elements[None, :], mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(rows + partners[None, :], mask=inside, other=0.0).to(tl.float32)
+    source = query_ptr + token * query_stride + heads[:, None] * DIM
+    query = tl.load(source + elements[None, :], mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(source + partners[None, :], mask=inside, other=0.0).to(tl.float32)
     angles = cos_ptr + token * cos_stride, sin_ptr + token * sin_stride
     query = _rotated(query, partner, *angles, elements[None, :], HALF, IS_INTERLEAVED)
     query = query.to(query_ptr.dtype.element_ty)
@@ -185,9 +185,9 @@ def _score_index_keys(
         present = keys < count
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
         places = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * token_stride
-        wanted = (elements < DIM)[:, None] & present[None, :]
-        key = tl.load(cache_ptr + elements[:, None] + places[None, :], mask=wanted, other=0.0)
-        products = tl.maximum(tl.dot(query, key, input_precision="ieee"), 0.0)
+        wanted = present[:, None] & (elements < DIM)[None, :]
+        rows = tl.load(cache_ptr + places[:, None] + elements[None, :], mask=wanted, other=0.0)
+        products = tl.maximum(tl.dot(query, tl.trans(rows), input_precision="ieee"), 0.0)
         total = tl.sum(products * weights[:, None], axis=0)
         tl.store(scores_ptr + row.to(tl.int64) * scores_stride + keys, total, mask=present)
 

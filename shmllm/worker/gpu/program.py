@@ -44,6 +44,8 @@ from shmllm_kernels.gpu.many_rows import LEAST_ROWS
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM, Feature.DIVIDED_ENCODER}
 """What the kernels cannot compute."""
+NOT_FLOAT8 = {Feature.INDEXER}
+"""What FP8 keys and values have no kernels for."""
 
 
 def check_model(
@@ -71,6 +73,8 @@ def check_model(
         )
     check_kv_dtype(load, dtype)
     check_features(config, "the GPU", UNSUPPORTED)
+    if load.has_float8_cache:
+        check_features(config, f"kv_cache_dtype={load.kv_cache_dtype!r}", NOT_FLOAT8)
     widest = max((each.head_dim for each in config.attentions), default=0)
     if any(each.rank > MAX_RANK for each in config.latent_attentions):
         raise EngineStartError(
