@@ -14,7 +14,7 @@ from shmllm.models import llama
 from shmllm.models.config import ModelConfig
 from shmllm.models.features import Feature, check_features, features_of
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import Encoded
+from shmllm.models.mixer_specs import Encoded, IndexerSpec, LatentAttentionSpec
 from shmllm.models.shard import Shard
 from shmllm.models.specs import PRE_NORMS, MoESpec, NormSpec
 from shmllm.worker.cpu import program as cpu
@@ -51,6 +51,19 @@ def of_attention(**options: Any) -> ModelConfig:
 USES = {
     Feature.LAYER_QK_NORM: replace(of_attention(qk_norm="head"), norm=NormSpec(kind="layer")),
     Feature.TRANSPOSED: replace(PLAIN, transposed=True),
+    Feature.INDEXER: of_layer(
+        mixer=LatentAttentionSpec(
+            num_heads=8,
+            rank=16,
+            nope_dim=8,
+            rope_dim=4,
+            value_dim=8,
+            query_rank=12,
+            rope=LAYER.mixer.rope,
+            scale=1.0,
+            indexer=IndexerSpec(num_heads=2, head_dim=8, top_k=3, interleaved=False),
+        )
+    ),
     Feature.DIVIDED_ENCODER: replace(
         of_attention(ahead=Encoded(8, 16), source=0), shard=Shard(1, 2)
     ),
