@@ -16,6 +16,7 @@ from typing import Any
 from shmllm.config.lora import LoraConfig
 from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
+from shmllm.core.weak_calls import weak_call
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.params.lora import LoRARequest
 
@@ -60,7 +61,7 @@ class Adapters:
         self._scheduler = scheduler
         self._known: dict[int, Adapter] = {}  # the least recently used first
         self._held: dict[int, tuple[int, Adapter | None]] = {}  # by front end, what it changes
-        scheduler.adapters.prepare = self.prepare
+        scheduler.adapters.prepare = weak_call(self.prepare)
 
     @property
     def ids(self) -> list[int]:

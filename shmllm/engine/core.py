@@ -28,6 +28,7 @@ from shmllm.core.request import Request
 from shmllm.core.scheduler import Scheduler
 from shmllm.core.scheduler_stats import Failure
 from shmllm.core.step_outputs import StepOutputs
+from shmllm.core.weak_calls import weak_call
 from shmllm.engine.adapters import Adapters
 from shmllm.engine.blocks_elsewhere import WeightsSource, info_with, make_blocks_elsewhere
 from shmllm.engine.drafting.make import make_drafting
@@ -102,17 +103,14 @@ class EngineCore:
             longest_span=self.info.items.longest_span,
             encoder_cache=EncoderCache.of(self.info.items),
         )
-        self.drafting = make_drafting(
-            config.speculative, self.scheduler, lambda row: self.runner.keeps_state_of(row)
-        )
+        self.drafting = make_drafting(config.speculative, self.scheduler, runner.keeps_state_of)
         self.adapters = Adapters(config.lora, runner.read_lora, self.scheduler)
         self.pauses = Pauses()
         self.sleeper = Sleeper(self.scheduler, self._kv_cache, self.pauses, runner.memory)
         self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._unsent: list[tuple[int, OutputColumns]] = []
-        self.weights = WeightUpdates(
-            lambda: self.runner.model, self.weights_written, self.abort_all
-        )
+        own_calls = weak_call(self.weights_written), weak_call(self.abort_all)
+        self.weights = WeightUpdates(lambda: runner.model, *own_calls)
         self.transfer = WeightTransfer(
             config.transfer.backend, config.parallel.num_processes, self.weights
         )
