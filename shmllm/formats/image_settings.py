@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.internvl_chat import published_image_settings
 from shmllm.formats.joined_tiles import DEFAULT_SIZES
 from shmllm.formats.processor_files import PROCESSOR, read_object, read_section
 
@@ -223,6 +224,8 @@ def read_image_settings(directory: Path) -> ImageSettings | None:
     Raises:
         EngineStartError: a file cannot be read, or a field has a wrong type.
     """
+    if (published := published_image_settings(directory)) is not None:
+        return settings_of(published, str(directory / "config.json"))
     found = read_section(directory, "image_processor")
     if found is None:
         return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, STEMS, TEXT_MODELS
 
@@ -41,8 +42,9 @@ _FIRST_NAME = "compression_config"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns what a directory's config.json has, and how its weights are quantized if another file
-    says so, or config.json does not name the method in the way of others.
+    """Returns what a directory's config.json has, in the terms of transformers, and how its weights
+    are quantized if another file says so, or config.json does not name the method in the way of
+    others.
 
     Raises:
         EngineStartError: a file is missing or malformed.
@@ -55,7 +57,7 @@ def read_config(path: Path) -> dict[str, Any]:
         values["quantization_config"] = first
     if isinstance(found, Mapping) and "quant_algo" in found:
         values["quantization_config"] = {"quant_method": "modelopt", **found}
-    return values
+    return in_terms_of_transformers(values, path)
 
 
 def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Fields:

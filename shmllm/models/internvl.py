@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shmllm.formats.internvl_chat import ENCODER
 from shmllm.models import llava
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -32,7 +33,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
-    vision, whole = vision_fields(fields, "internvl_vision"), fields.whole
+    vision, whole = vision_fields(fields, "internvl_vision", ENCODER), fields.whole
     if vision is None:
         return None
     encoder, num_stored = _read_encoder(vision, whole)
@@ -56,6 +57,7 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
             attention_bias=vision.flag("attention_bias", False),
             factor=factor,
             activation=read_vision_activation(whole, "projector_hidden_act", "gelu"),
+            is_published=vision.text("model_type", "") == ENCODER,
         ),
         tile_embeddings=(encoder.side // factor) ** 2,
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shmllm.formats.added_tokens import added_token_id, text_of_token
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import read_json_object
 
@@ -40,20 +41,13 @@ def end_of_tokenizer(directory: Path) -> int | None:
     """
     settings = _read(directory / "tokenizer_config.json")
     named = settings if "eos_token" in settings else _read(directory / "special_tokens_map.json")
-    text = _text_of(named.get("eos_token"))
+    text = text_of_token(named.get("eos_token"))
     if text is None:
         return None
-    tokenizer = _read(directory / "tokenizer.json")
-    added = tokenizer.get("added_tokens")
-    ids: dict[Any, Any] = {
-        _text_of(each): each.get("id")
-        for each in (added if isinstance(added, list) else ())
-        if isinstance(each, dict)
-    }
-    found = ids.get(text, _table(_table(tokenizer, "model"), "vocab").get(text))
-    for number, token in _table(settings, "added_tokens_decoder").items():
-        if found is None and _text_of(token) == text and number.isdecimal():
-            found = int(number)
+    if (added := added_token_id(directory, text)) is not None:
+        return added
+    vocabulary = _table(_table(_read(directory / "tokenizer.json"), "model"), "vocab")
+    found = vocabulary.get(text)
     return found if type(found) is int and found >= 0 else None
 
 
@@ -64,9 +58,3 @@ def _read(path: Path) -> dict[str, Any]:
 def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
     found = values.get(name)
     return found if isinstance(found, dict) else {}
-
-
-def _text_of(token: object) -> str | None:
-    """The text of a token, which is its text or an object with it."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None

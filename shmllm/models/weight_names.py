@@ -48,6 +48,7 @@ TOWER_PREFIXES = (
             "visual": ("",),
             "vision_model": ("",),
             "connector": ("",),
+            "mlp1": ("",),
             "audio_tower": ("",),
             "embed_vision": ("",),
             "embed_audio": ("",),

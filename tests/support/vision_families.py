@@ -39,6 +39,10 @@ CLIP_MEAN = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+IMAGENET_MEAN: dict[str, Any] = {
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+}
 HALF_MEAN = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 PREPARED = {
     "do_convert_rgb": True,
@@ -410,7 +414,7 @@ FAMILIES = {
         ids={"image_token_id": "<IMG_CONTEXT>"},
         chat="<IMG_CONTEXT>\\n",
         processor=("GotOcr2", "got_ocr2"),
-        settings=CLIP_MEAN
+        settings=IMAGENET_MEAN
         | {
             "crop_to_patches": True,
             "max_patches": 4,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from shmllm.formats.internvl_chat import ENCODER, IMAGE_TOKEN
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.items.prepared import PreparedItem
@@ -33,10 +34,13 @@ class InternVLPlaceholder(TilesPlaceholder):
         if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
             raise config.error(f"'downsample_ratio' must be a number from 0 to 1, not {ratio!r}")
         rows = int(side // square_side(vision, "patch_size", 14) * ratio)
-        text = texts.get("context_image_token", "<IMG_CONTEXT>")
+        text = texts.get("context_image_token", IMAGE_TOKEN)
         token = config.integer("image_token_id", default=151_667, minimum=0)
+        replaced = one_token(text, token)
+        if vision.values.get("model_type") == ENCODER:  # whose prompts have a text in its place
+            replaced |= {"mark": "<image>", "replaced": "<image>", "replaced_ids": ()}
         return cls(
-            **one_token(text, token),
+            **replaced,
             side=side,
             tokens=rows**2,
             begin=texts.get("start_image_token", "<img>"),

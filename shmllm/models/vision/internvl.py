@@ -4,6 +4,7 @@ squares of patches."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +14,65 @@ from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.specs import Grid, InternVLTower
 from shmllm.models.vision.tiles import Pixels, patches_of, tiles_of
 
-_ENCODER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
-_LAYERS = f"{_ENCODER}encoder.layer."
 _QK_EPS, _PROJECTOR_EPS = 1e-6, 1e-5
+
+
+class _Names(NamedTuple):
+    """The names of weights.
+
+    encoder, layers: prefixes.
+    class_token, positions, patches, mask_token: behind that of the encoder's embeddings.
+    qkv: the projections to queries, keys and values, behind `attention`; one: all in one tensor.
+    attention, out, norms, scales: behind the prefix of a layer, the second behind `attention`.
+    projector: its norm and its two projections.
+    """
+
+    encoder: str
+    layers: str
+    class_token: str
+    positions: str
+    patches: str
+    mask_token: str
+    qkv: tuple[str, ...]
+    attention: str
+    out: str
+    norms: tuple[str, str]
+    scales: tuple[str, str]
+    projector: tuple[str, str, str]
+
+
+_OF_TRANSFORMERS = _Names(
+    encoder="vision_tower.",
+    layers="vision_tower.encoder.layer.",
+    class_token="cls_token",
+    positions="position_embeddings",
+    patches="patch_embeddings.projection",
+    mask_token="mask_token",
+    qkv=("q_proj", "k_proj", "v_proj"),
+    attention="attention.",
+    out="projection_layer",
+    norms=("layernorm_before", "layernorm_after"),
+    scales=("lambda_1", "lambda_2"),
+    projector=(
+        "multi_modal_projector.layer_norm",
+        "multi_modal_projector.linear_1",
+        "multi_modal_projector.linear_2",
+    ),
+)
+_PUBLISHED = _Names(
+    encoder="vision_model.",
+    layers="vision_model.encoder.layers.",
+    class_token="class_embedding",
+    positions="position_embedding",
+    patches="patch_embedding",
+    mask_token="mask_token",
+    qkv=("qkv",),
+    attention="attn.",
+    out="proj",
+    norms=("norm1", "norm2"),
+    scales=("ls1", "ls2"),
+    projector=("mlp1.0", "mlp1.1", "mlp1.3"),
+)
 
 Normalise = Callable[[Tensor], Tensor]
 
@@ -26,26 +83,25 @@ class InternVL(Tower):
     def __init__(self, spec: InternVLTower, hidden_size: int, storage: Storage) -> None:
         super().__init__(storage)
         self._spec = spec
-        encoder = spec.encoder
-        width, size, at = encoder.hidden_size, encoder.patch_size, f"{_ENCODER}embeddings."
-        self._class = self.tensor(f"{at}cls_token", 1, 1, width)
-        self._positions = self.tensor(f"{at}position_embeddings", 1, encoder.side**2 + 1, width)
-        self._patches = self.make_dense(f"{at}patch_embeddings.projection", width, 3, size, size)
-        self._layers = [
-            _Layer(spec, f"{_LAYERS}{layer}.", self) for layer in range(encoder.num_layers)
-        ]
+        encoder, names = spec.encoder, _PUBLISHED if spec.is_published else _OF_TRANSFORMERS
+        width, size, at = encoder.hidden_size, encoder.patch_size, f"{names.encoder}embeddings."
+        self._class = self.tensor(f"{at}{names.class_token}", 1, 1, width)
+        self._positions = self.tensor(f"{at}{names.positions}", 1, encoder.side**2 + 1, width)
+        self._patches = self.make_dense(f"{at}{names.patches}", width, 3, size, size)
+        self._layers = [_Layer(spec, layer, names, self) for layer in range(encoder.num_layers)]
         self._final_norm: Normalise | None = None
         if encoder.final_norm:
-            self._final_norm = self.make_layer_norm(f"{_ENCODER}layernorm", width, encoder.eps)
-        merged = width * spec.factor**2
-        self._norm = self.make_layer_norm(f"{_PROJECTOR}layer_norm", merged, _PROJECTOR_EPS)
-        self._up = self.make_dense(f"{_PROJECTOR}linear_1", hidden_size, merged)
-        self._down = self.make_dense(f"{_PROJECTOR}linear_2", hidden_size, hidden_size)
+            final = f"{names.encoder}layernorm"
+            self._final_norm = self.make_layer_norm(final, width, encoder.eps)
+        merged, (norm, up, down) = width * spec.factor**2, names.projector
+        self._norm = self.make_layer_norm(norm, merged, _PROJECTOR_EPS)
+        self._up = self.make_dense(up, hidden_size, merged)
+        self._down = self.make_dense(down, hidden_size, hidden_size)
         unneeded = range(encoder.num_layers, spec.num_stored)
         self.unused = (
-            f"{at}mask_token",
-            *(f"{_LAYERS}{layer}." for layer in unneeded),
-            *(() if encoder.final_norm else (f"{_ENCODER}layernorm.",)),
+            f"{at}{names.mask_token}",
+            *(f"{names.layers}{layer}." for layer in unneeded),
+            *(() if encoder.final_norm else (f"{names.encoder}layernorm.",)),
         )
 
     def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
@@ -71,32 +127,33 @@ class _Layer:
     """One layer: attention and an MLP, each behind a norm; what it adds has a factor for each
     element."""
 
-    def __init__(self, spec: InternVLTower, prefix: str, tower: Tower) -> None:
-        encoder = spec.encoder
-        width, attention = encoder.hidden_size, f"{prefix}attention."
+    def __init__(self, spec: InternVLTower, layer: int, names: _Names, tower: Tower) -> None:
+        encoder, prefix = spec.encoder, f"{names.layers}{layer}."
+        width, attention = encoder.hidden_size, f"{prefix}{names.attention}"
         self._heads, self._activation = encoder.num_heads, ACTIVATIONS[encoder.activation]
         make_norm = tower.make_rms_norm if spec.rms_norms else tower.make_layer_norm
         self._norms: list[Normalise] = [
-            make_norm(f"{prefix}layernorm_{place}", width, encoder.eps)
-            for place in ("before", "after")
+            make_norm(f"{prefix}{name}", width, encoder.eps) for name in names.norms
         ]
+        each = 3 * width // len(names.qkv)
         self._qkv = [
-            tower.make_dense(f"{attention}{name}_proj", width, width, bias=spec.attention_bias)
-            for name in "qkv"
+            tower.make_dense(f"{attention}{name}", each, width, bias=spec.attention_bias)
+            for name in names.qkv
         ]
         self._qk_norms = [
             tower.make_rms_norm(f"{attention}{name}_norm", width, _QK_EPS)
             for name in ("qk" if spec.qk_norm else "")
         ]
-        self._out = tower.make_dense(f"{attention}projection_layer", width, width)
+        self._out = tower.make_dense(f"{attention}{names.out}", width, width)
         self._up = tower.make_dense(f"{prefix}mlp.fc1", encoder.inner, width)
         self._down = tower.make_dense(f"{prefix}mlp.fc2", width, encoder.inner)
-        self._scales = [tower.tensor(f"{prefix}lambda_{number}", width) for number in (1, 2)]
+        self._scales = [tower.tensor(f"{prefix}{name}", width) for name in names.scales]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Runs the layer: [patches, width] -> [patches, width]."""
         normed = self._norms[0](x)
-        qkv = [dense(normed) for dense in self._qkv]
+        width = x.shape[1]
+        qkv = [part for dense in self._qkv for part in dense(normed).split(width, -1)]
         for index, norm in enumerate(self._qk_norms):
             qkv[index] = norm(qkv[index])
         q, k, v = (each.view(1, len(x), self._heads, -1) for each in qkv)

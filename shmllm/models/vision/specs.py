@@ -102,6 +102,8 @@ class InternVLTower:
         attention_bias: whether the projections to queries, keys and values have biases.
         factor: the side of a square.
         activation: the activation between the projections.
+        is_published: whether checkpoints have the names that the authors give to weights, with the
+            projections to queries, keys and values in one tensor, and not those of transformers.
     """
 
     encoder: EncoderSpec
@@ -111,6 +113,7 @@ class InternVLTower:
     attention_bias: bool
     factor: int
     activation: VisionActivation
+    is_published: bool = False
 
     @property
     def num_elements(self) -> int:
