@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from shmllm.errors import RequestError
+from shmllm.frontend.replies.arguments import malformed
 from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.parser import (
     Format,
@@ -65,10 +66,15 @@ class TaggedParser(ToolParser):
             found = self.parameter.match(rest)
             if found is None:
                 raise ValueError("no parameter")
-            key = found[1].strip()
-            arguments[key] = _value(found[2], properties.get(key))
+            key, value = self._argument(found, properties)
+            arguments[key] = value
             rest = rest[found.end() :]
         return FunctionCall(name, write_json(arguments))
+
+    def _argument(self, found: re.Match[str], properties: Mapping[str, Any]) -> tuple[str, Any]:
+        """The name and the value of a parameter, which the tool's schema may describe."""
+        key = found[1].strip()
+        return key, value_of(found[2], properties.get(key))
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
@@ -93,10 +99,7 @@ class TaggedParser(ToolParser):
         try:
             return cls._sequence(tool)
         except (TypeError, AttributeError):
-            raise RequestError(
-                f"tool_choice: the parameters of {name_of(tool)!r} must be the JSON schema of an "
-                "object, with a schema for each of its 'properties'"
-            ) from None
+            raise malformed(tool) from None
 
     @classmethod
     def _sequence(cls, tool: Mapping[str, Any]) -> Format:
@@ -106,11 +109,12 @@ class TaggedParser(ToolParser):
         for key, given in _properties(tool).items():
             own = {} if given is True else given
             content: Format = {"type": "json_schema", "json_schema": {**own, **shared}}
-            if _is_string(own):
+            is_string = _is_string(own)
+            if is_string:
                 content = _plain_string(tool, key, own)
             tag: Format = {
                 "type": "tag",
-                "begin": cls.key_opens.format(key),
+                "begin": cls._opens_key(key, is_string),
                 "content": content,
                 "end": cls.key_closes,
             }
@@ -118,6 +122,11 @@ class TaggedParser(ToolParser):
             elements.append(tag if is_required else {"type": "optional", "content": tag})
         none: Format = {"type": "const_string", "value": ""}
         return {"type": "sequence", "elements": elements or [none]}
+
+    @classmethod
+    def _opens_key(cls, key: str, is_string: bool) -> str:
+        """What is before the value of a parameter."""
+        return cls.key_opens.format(key)
 
 
 def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,7 +169,7 @@ def _types_of(value: Any) -> set[str]:
     return {"array"} if isinstance(value, list) else {"object"}
 
 
-def _value(text: str, schema: Any) -> Any:
+def value_of(text: str, schema: Any) -> Any:
     """The value that a text stands for. It is the text itself if that is all that can be."""
     types = _types(schema)
     if types == {"string"}:

@@ -1,0 +1,161 @@
+"""Formats of structural tags for the arguments of forced calls that are no JSON object.
+
+A `Spelling` says how a format writes values. This module must not know how replies are read.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from shmllm.errors import RequestError
+from shmllm.frontend.replies.parser import Format, function_of, name_of
+
+_NESTED = ("array", "object")
+_ANY = ("string", "number", "boolean", "null")
+
+
+class Spelling(ABC):
+    """How a format writes arguments.
+
+    Attributes:
+        assigns: what is between the name of an argument and its value.
+    """
+
+    assigns: ClassVar[str]
+
+    @abstractmethod
+    def constant(self, value: Any) -> str:
+        """The text of a value."""
+
+    @abstractmethod
+    def string(self, schema: Mapping[str, Any]) -> Format:
+        """The format of a string.
+
+        Raises:
+            RequestError: the schema has what the format cannot enforce.
+        """
+
+    @abstractmethod
+    def nested(self, schema: Mapping[str, Any]) -> Format:
+        """The format of a list or an object.
+
+        Raises:
+            RequestError: the schema has what the format cannot enforce.
+        """
+
+    def arguments(self, tool: Mapping[str, Any]) -> Format:
+        """The format of a tool's arguments, of which those that are not required may miss.
+
+        Raises:
+            RequestError: its parameters are malformed, or have what the format cannot enforce.
+        """
+        try:
+            return self.fields(function_of(tool).get("parameters") or {})
+        except (TypeError, AttributeError):
+            raise malformed(tool) from None
+        except _NotEnforced as error:
+            raise RequestError(
+                f"tool_choice: the parameters of {name_of(tool)!r} have {error}, which the model's "
+                "format of calls cannot enforce; remove it, or use tool_choice='auto'"
+            ) from None
+
+    def fields(self, schema: Mapping[str, Any]) -> Format:
+        """The format of the properties of an object, without its braces."""
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        required = schema.get("required", ())
+        properties: Mapping[str, Any] = schema.get("properties", {})
+        return listed(
+            [
+                (self._field(key, {} if given is True else {**given, **shared}), key in required)
+                for key, given in properties.items()
+            ]
+        )
+
+    def _field(self, key: str, schema: Mapping[str, Any]) -> Format:
+        return sequence(constant(key + self.assigns), self.value(schema))
+
+    def value(self, schema: Mapping[str, Any]) -> Format:
+        """The format of a value."""
+        if "enum" in schema or "const" in schema:
+            values = schema["enum"] if "enum" in schema else [schema["const"]]
+            return either([constant(self.constant(each)) for each in values])
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                shared = {each: schema[each] for each in schema if each in ("$defs", "definitions")}
+                return either([self.value({**each, **shared}) for each in schema[key]])
+        named = schema.get("type", _NESTED[1:] if "properties" in schema else _ANY)
+        if "$ref" in schema or "allOf" in schema:
+            return self.nested(schema)
+        names = [named] if isinstance(named, str) else named
+        return either([self._of_type(name, {**schema, "type": name}) for name in names])
+
+    def _of_type(self, name: str, schema: Mapping[str, Any]) -> Format:
+        match name:
+            case "string":
+                return self.string(schema)
+            case "boolean":
+                return either([constant(self.constant(each)) for each in (True, False)])
+            case "null":
+                return constant(self.constant(None))
+            case "array" | "object":
+                return self.nested(schema)
+        return {"type": "json_schema", "json_schema": schema}
+
+
+class _NotEnforced(Exception):
+    pass
+
+
+def refuse(schema: Mapping[str, Any], keywords: Sequence[str]) -> None:
+    """Refuse a schema with one of these keywords, which the format cannot enforce."""
+    for keyword in keywords:
+        if keyword in schema:
+            raise _NotEnforced(repr(keyword))
+
+
+def malformed(tool: Mapping[str, Any]) -> RequestError:
+    """The error for parameters that are no schema."""
+    return RequestError(
+        f"tool_choice: the parameters of {name_of(tool)!r} must be the JSON schema of an object, "
+        "with a schema for each of its 'properties'"
+    )
+
+
+def listed(fields: Sequence[tuple[Format, bool]], comma: str = ",") -> Format:
+    """The format of fields with commas between them, in their order.
+
+    Args:
+        fields: the format of each, and whether it is required.
+        comma: what is between two fields.
+    """
+    tail: list[Format] = []
+    beginnings: list[Format] = []
+    for field, is_required in reversed(fields):
+        if is_required:
+            beginnings = []
+        beginnings.insert(0, sequence(field, *tail))
+        following = sequence(constant(comma), field)
+        tail.insert(0, following if is_required else optional(following))
+    found = either(beginnings)
+    return found if any(is_required for _, is_required in fields) else optional(found)
+
+
+def constant(text: str) -> Format:
+    return {"type": "const_string", "value": text}
+
+
+def sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": [*elements]}
+
+
+def optional(content: Format) -> Format:
+    return {"type": "optional", "content": content}
+
+
+def either(elements: list[Format]) -> Format:
+    """One of several formats, or nothing if there are none."""
+    if len(elements) == 1:
+        return elements[0]
+    return {"type": "or", "elements": elements} if elements else constant("")
