@@ -21,9 +21,11 @@ class Spelling(ABC):
 
     Attributes:
         assigns: what is between the name of an argument and its value.
+        comma: what is between two arguments.
     """
 
     assigns: ClassVar[str]
+    comma: ClassVar[str] = ","
 
     @abstractmethod
     def constant(self, value: Any) -> str:
@@ -70,7 +72,8 @@ class Spelling(ABC):
             [
                 (self._field(key, {} if given is True else {**given, **shared}), key in required)
                 for key, given in properties.items()
-            ]
+            ],
+            self.comma,
         )
 
     def _field(self, key: str, schema: Mapping[str, Any]) -> Format:
@@ -123,7 +126,7 @@ def malformed(tool: Mapping[str, Any]) -> RequestError:
     )
 
 
-def listed(fields: Sequence[tuple[Format, bool]], comma: str = ",") -> Format:
+def listed(fields: Sequence[tuple[Format, bool]], comma: str) -> Format:
     """The format of fields with commas between them, in their order.
 
     Args:

@@ -86,6 +86,7 @@ def _joined(pair: re.Match[str]) -> str:
 
 class _PythonSpelling(Spelling):
     assigns = "="
+    comma = ", "
 
     def constant(self, value: Any) -> str:
         return repr(value)

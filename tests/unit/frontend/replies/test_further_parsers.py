@@ -416,6 +416,18 @@ def test_malformed_parameters_are_one_error(name, parameters):
         TOOL_PARSERS[name].forced([tool], True)
 
 
+def test_a_forced_call_of_lfm2_has_the_blanks_of_its_template():
+    form = TOOL_PARSERS["lfm2"].forced(FORCED_TOOLS, False)
+    grammar = grammar_of(
+        StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": form})
+    )
+    calls = "weather(city='Oslo', days=2, hourly=None), time()"
+    text = LFM2.format(calls).encode()
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+    assert matcher.try_consume_tokens(list(text)) == len(text)
+    assert matcher.is_accepting()
+
+
 def test_values_without_a_type_may_be_of_several():
     parameters = {"properties": {"x": True, "y": {"type": ["integer", "null"]}}, "required": ["x"]}
     tool = {"function": {"name": "f", "parameters": parameters}}
