@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 
-from shmllm.frontend.replies.json_list import JsonListParser
+from shmllm.frontend.replies.json_list import ToolCallsParser
 from shmllm.frontend.replies.parser import Format, ReasoningParser, Tools
 from shmllm.frontend.replies.tagged import TaggedParser
 from shmllm.frontend.replies.think import ThinkParser
@@ -28,9 +28,7 @@ class HunyuanA13BReasoning(ThinkParser):
     frame = _ANSWER
 
 
-class HunyuanA13BParser(JsonListParser):
-    begin = "<tool_calls>"
-    end = "</tool_calls>"
+class HunyuanA13BParser(ToolCallsParser):
     frame = _ANSWER
 
 

@@ -58,3 +58,10 @@ class JsonListParser(ToolParser):
         """The format of a forced call in the list."""
         name = json.dumps(name_of(tool))
         return tag_of(f'{{"{cls.name_key}": {name}, "{cls.arguments_key}": ', tool, "}")
+
+
+class ToolCallsParser(JsonListParser):
+    """Jamba, Apriel and others."""
+
+    begin = "<tool_calls>"
+    end = "</tool_calls>"

@@ -1,4 +1,4 @@
-"""Tool calls as Python's calls: a list of LFM2, and lines of Olmo 3.
+"""Tool calls as Python's calls: lists of LFM2, Llama 4 and others, and lines of Olmo 3.
 
 <|tool_call_start|>[f(city='Oslo', days=2), g()]<|tool_call_end|>
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from shmllm.frontend.replies.arguments import Spelling
+from shmllm.frontend.replies.bare import BareParser
 from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.literals import LiteralReader
 from shmllm.frontend.replies.parser import Format, ToolParser, Tools, call_of, name_of, separated
@@ -103,21 +104,17 @@ class _PythonSpelling(Spelling):
 _SPELLING = _PythonSpelling()
 
 
-class Lfm2Parser(ToolParser):
+class CallsParser(ToolParser):
     """
     Attributes:
         opens, between, closes: what is around and between forced calls, inside of the marks.
     """
 
-    begin = "<|tool_call_start|>"
-    end = "<|tool_call_end|>"
     opens: ClassVar[str] = "["
     between: ClassVar[str] = ", "
     closes: ClassVar[str] = "]"
 
     def read(self, body: str) -> list[FunctionCall]:
-        if body.lstrip().startswith("[{"):  # a system message may ask LFM2 for JSON
-            return [call_of(value) for value in read_json(body)]
         reader = _CallReader(body)
         reader.expect("[")
         calls = reader.listed("]", reader.call)
@@ -144,7 +141,17 @@ class Lfm2Parser(ToolParser):
         }
 
 
-class Olmo3Parser(Lfm2Parser):
+class Lfm2Parser(CallsParser):
+    begin = "<|tool_call_start|>"
+    end = "<|tool_call_end|>"
+
+    def read(self, body: str) -> list[FunctionCall]:
+        if body.lstrip().startswith("[{"):  # a system message may ask for JSON
+            return [call_of(value) for value in read_json(body)]
+        return super().read(body)
+
+
+class Olmo3Parser(CallsParser):
     """Calls without brackets, each on a line."""
 
     begin = "<function_calls>"
@@ -157,3 +164,19 @@ class Olmo3Parser(Lfm2Parser):
         while not reader.is_at_end():
             calls.append(reader.call())
         return calls
+
+
+class Llama4Parser(BareParser, CallsParser):
+    """Llama 4, whose marks may be missing."""
+
+    begin = "<|python_start|>"
+    end = "<|python_end|>"
+    opening = "["
+
+
+class PythonicParser(Llama4Parser):
+    """Llama 3.2 and others with vLLM's pythonic templates: a reply that is a list of calls."""
+
+    @classmethod
+    def forced(cls, tools: Tools, has_one: bool) -> Format:
+        return super().forced(tools, has_one) | {"begin": cls.opens, "end": cls.closes}

@@ -5,7 +5,7 @@ The names are vLLM's. A new parser is one file and one line here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shmllm.errors import EngineStartError, nearest
 from shmllm.frontend.replies.apertus import ApertusParser, ApertusReasoning
@@ -13,6 +13,7 @@ from shmllm.frontend.replies.cohere import CohereParser, CohereReasoning, Comman
 from shmllm.frontend.replies.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from shmllm.frontend.replies.deepseek_tags import DeepSeekV4Parser, DeepSeekV32Parser
 from shmllm.frontend.replies.gemma4 import Gemma4Parser, Gemma4Reasoning
+from shmllm.frontend.replies.gigachat import GigaChat3Parser, gigachat_parser
 from shmllm.frontend.replies.glm import Glm45Parser, Glm47Parser
 from shmllm.frontend.replies.granite import GraniteParser
 from shmllm.frontend.replies.harmony import HarmonyParser, HarmonyReasoning
@@ -23,6 +24,7 @@ from shmllm.frontend.replies.hunyuan import (
     HunyuanA13BParser,
     HunyuanA13BReasoning,
 )
+from shmllm.frontend.replies.json_list import ToolCallsParser
 from shmllm.frontend.replies.kimi import KimiK2Parser
 from shmllm.frontend.replies.llama3 import Llama3Parser
 from shmllm.frontend.replies.minicpm import MiniCpm5Parser
@@ -31,11 +33,17 @@ from shmllm.frontend.replies.mistral import MistralParser, mistral_parser
 from shmllm.frontend.replies.nemotron import NemotronParser
 from shmllm.frontend.replies.parser import ReasoningParser, ToolParser
 from shmllm.frontend.replies.phi4 import Phi4MiniParser
-from shmllm.frontend.replies.pythonic import Lfm2Parser, Olmo3Parser
+from shmllm.frontend.replies.pythonic import (
+    Lfm2Parser,
+    Llama4Parser,
+    Olmo3Parser,
+    PythonicParser,
+)
 from shmllm.frontend.replies.qwen3_coder import Qwen3CoderParser
 from shmllm.frontend.replies.seed_oss import SeedOssParser, SeedOssReasoning
 from shmllm.frontend.replies.solar import SolarParser, SolarReasoning
 from shmllm.frontend.replies.think import (
+    AprielReasoning,
     DeepSeekR1Parser,
     KimiReasoning,
     MagistralParser,
@@ -45,6 +53,10 @@ from shmllm.frontend.replies.think import (
 
 AUTO = "auto"
 
+_LIKE_QWEN3 = (
+    *("deepseek_v3", "deepseek_v4", "glm45", "glm47", "holo2", "mimo", "minimax_m2"),
+    *("nemotron_v3", "olmo3", "poolside_v1", "step3p5"),
+)
 REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "qwen3": ThinkParser,
     "deepseek_r1": DeepSeekR1Parser,
@@ -58,21 +70,11 @@ REASONING_PARSERS: dict[str, type[ReasoningParser]] = {
     "hunyuan_a13b": HunyuanA13BReasoning,
     "hy_v3": Hunyuan3Reasoning,
     "ernie45": ResponseParser,
+    "apriel": AprielReasoning,
     "gemma4": Gemma4Reasoning,
     # Further names of vLLM for the same formats.
     "cohere_command4": CohereReasoning,
-    **dict.fromkeys(
-        (
-            "deepseek_v3",
-            "deepseek_v4",
-            "glm45",
-            "glm47",
-            "minimax_m2",
-            "nemotron_v3",
-            "poolside_v1",
-        ),
-        ThinkParser,
-    ),
+    **dict.fromkeys(_LIKE_QWEN3, ThinkParser),
 }
 ToolParserClass = type[ToolParser] | type[HarmonyParser]
 TOOL_PARSERS: dict[str, ToolParserClass] = {
@@ -102,6 +104,10 @@ TOOL_PARSERS: dict[str, ToolParserClass] = {
     "lfm2": Lfm2Parser,
     "olmo3": Olmo3Parser,
     "gemma4": Gemma4Parser,
+    "pythonic": PythonicParser,
+    "llama4_pythonic": Llama4Parser,
+    "jamba": ToolCallsParser,
+    "gigachat3": GigaChat3Parser,
     "command_r": CommandRParser,
     # Further names of vLLM for the same formats.
     "cohere_command4": CohereParser,
@@ -109,8 +115,13 @@ TOOL_PARSERS: dict[str, ToolParserClass] = {
     "granite4": HermesParser,
     "llama4_json": Llama3Parser,
     "poolside_v1": Glm47Parser,
-    "qwen3_xml": Qwen3CoderParser,
+    **dict.fromkeys(("qwen3_xml", "mimo", "step3p5"), Qwen3CoderParser),
 }
+_BY_TEMPLATE: dict[str, Callable[[str], ToolParserClass]] = {
+    "mistral": mistral_parser,
+    "gigachat3": gigachat_parser,
+}
+"""What chooses between parsers of one name."""
 
 # The first line whose texts are all in a template decides.
 _REASONING_TEXTS = (
@@ -124,6 +135,7 @@ _REASONING_TEXTS = (
     ("hy_v3", "</think{}>", "':opensource'"),
     ("hunyuan_a13b", "</think>", "</answer>"),
     ("ernie45", "<think></think>", "<response></response>"),
+    ("apriel", "[BEGIN FINAL RESPONSE]"),
     ("kimi_k2", "</think>", "<|tool_calls_section_begin|>"),
     ("qwen3", "</think>"),
 )
@@ -154,12 +166,13 @@ _TOOL_TEXTS = (
     ("glm47", "<tool_call>{function-name}<arg_key>"),
     ("glm45", "<tool_call>{function-name}", "<arg_key>"),
     ("glm45", "<tool_call>function-name\\n<arg_key>"),
-    ("poolside_v1", "<tool_call>", "<arg_key>", "<available_tools>"),
-    # Formats of their own: MiniMax-M3, Apriel and Functionary.
-    ("", "<tool_call>", "<arg_key>"),
+    ("glm47", "<tool_call>", "<arg_key>"),
+    ("jamba", "<tool_calls>["),
+    # Formats of their own: MiniMax-M3 and Functionary.
     ("", "<tool_call>", "<invoke name="),
-    ("", "<tool_call>", "<tool_calls>"),
     ("", "<|python_tag|>", "<function="),
+    ("gigachat3", "function call", "<|role_sep|>"),
+    ("llama4_pythonic", "<|python_start|>", "<|python_end|>"),
     ("qwen3_coder", "<tool_call>", "<function="),
     ("hermes", "<tool_call>"),
     ("llama3_json", "<|python_tag|>"),
@@ -193,8 +206,8 @@ def reasoning_parser(name: str, template: str) -> type[ReasoningParser] | None:
 def tool_parser(name: str, template: str) -> ToolParserClass | None:
     """The parser of a name; for "auto", that of a chat template."""
     name = _find(template, _TOOL_TEXTS) if name == AUTO else name
-    if name == "mistral":
-        return mistral_parser(template)
+    if name in _BY_TEMPLATE:
+        return _BY_TEMPLATE[name](template)
     return TOOL_PARSERS[name] if name else None
 
 

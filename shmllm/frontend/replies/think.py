@@ -35,3 +35,11 @@ class MagistralParser(ReasoningParser):
 
     begin = "[THINK]"
     end = "[/THINK]"
+
+
+class AprielReasoning(ReasoningParser):
+    """Apriel, whose reasoning begins with a text."""
+
+    begin = "Here are my reasoning steps:"
+    end = "[BEGIN FINAL RESPONSE]"
+    frame = ("[END FINAL RESPONSE]",)

@@ -8,6 +8,7 @@ from support.chat_models import FAMILIES, TIME, WEATHER, make_chat_model
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.replies import formats
 from shmllm.frontend.replies.formats import ReplyFormats
+from shmllm.frontend.replies.gigachat import GigaChat3Parser, GigaChat31Parser
 from shmllm.frontend.replies.mistral import MistralArgsParser, MistralIdParser, MistralParser
 from shmllm.frontend.replies.registry import (
     REASONING_PARSERS,
@@ -27,8 +28,7 @@ EXPECTED = {
 }
 # What the templates of more models contain, and their parsers.
 FRAGMENTS = {
-    "'<tool_call>' + '<arg_key>' </think>": ("qwen3", None),
-    "<available_tools> '<tool_call>' + '<arg_key>' </think>": ("qwen3", "poolside_v1"),
+    "'<tool_call>' + '<arg_key>' </think>": ("qwen3", "glm47"),
     "<tool_call>function-name\\n<arg_key>argument-key </think>": ("qwen3", "glm45"),
     "'\uff5cDSML\uff5c' 'function_calls>' </think>": ("qwen3", "deepseek_v32"),
     "'\uff5cDSML\uff5c' 'tool_calls>' </think>": ("qwen3", "deepseek_v4"),
@@ -56,7 +56,10 @@ FRAGMENTS = {
     "'<minimax:tool_call>' '<invoke name=\"' </think>": ("qwen3", "minimax_m2"),
     "'<seed:tool_call>' '</seed:think>'": ("seed_oss", "seed_oss"),
     "ns_token ~ '<tool_call>' '<invoke name=\"'": (None, None),
-    "within <tool_call></tool_call>: <tool_calls>[{": (None, None),
+    "within <tool_call></tool_call>: <tool_calls>[{": (None, "jamba"),
+    "[BEGIN FINAL RESPONSE] <tool_calls>[{": ("apriel", "jamba"),
+    "'function call' '<|role_sep|>'": (None, "gigachat3"),
+    "<|python_start|> <|python_end|>": (None, "llama4_pythonic"),
     "'<function=' + name '<|python_tag|>'": (None, None),
     "<|python_tag|>": (None, "llama3_json"),
     "'<\uff5ctool\u2581call\u2581begin\uff5c>' + name </think>": ("qwen3", "deepseek_v31"),
@@ -89,6 +92,16 @@ def test_a_template_of_mistral_shows_how_a_forced_call_is_written(name):
         tool_parser(name, f"[TOOL_CALLS]{marks}") for marks in ("", "[ARGS]", "[CALL_ID] [ARGS]")
     ]
     assert found == [MistralParser, MistralArgsParser, MistralIdParser]
+
+
+def test_a_template_of_gigachat_shows_what_begins_a_call():
+    texts = ("", "<|function_call|>")
+    found = [tool_parser("gigachat3", text) for text in texts]
+    assert found == [GigaChat3Parser, GigaChat31Parser]
+    [tool] = [{"function": {"name": "f"}}]
+    assert texts[1] in str(found[1].forced([tool], True))
+    [call] = found[1]([tool]).parse('<|function_call|>{"name": "f"}').tool_calls
+    assert call.function.name == "f"
 
 
 @pytest.mark.parametrize(

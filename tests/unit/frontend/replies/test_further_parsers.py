@@ -219,6 +219,31 @@ CASES = {
         '<function_calls>weather(city="Oslo", days=2)\ntime()\n</function_calls>',
         ("", "", TWO),
     ),
+    "pythonic": (("", "pythonic"), ' [weather(city="Oslo", days=2), time()]\n', ("", "", TWO)),
+    "pythonic, text": (("", "pythonic"), "[1] says so.", ("", "[1] says so.", [])),
+    "pythonic, text first": (("", "pythonic"), "So: [time()]", ("", "So: [time()]", [])),
+    "llama 4": (
+        ("", "llama4_pythonic"),
+        'I look.<|python_start|>[weather(city="Oslo", days=2)]<|python_end|>',
+        ("", "I look.", CALLS),
+    ),
+    "llama 4, without a mark": (
+        ("", "llama4_pythonic"),
+        '[weather(city="Oslo", days=2)]<|python_end|><|python_start|>x',
+        ("", "<|python_start|>x", CALLS),
+    ),
+    "apriel": (
+        ("apriel", "jamba"),
+        "Here are my reasoning steps:\nHm.\n[BEGIN FINAL RESPONSE]\nI look.\n"
+        f"<tool_calls>{LIST}</tool_calls>\n[END FINAL RESPONSE]",
+        ("Hm.", "I look.", TWO),
+    ),
+    "gigachat": (
+        ("", "gigachat3"),
+        'I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "weather", "arguments": '
+        f"{OSLO}}}<|message_sep|>",
+        ("", "I look.", CALLS),
+    ),
     "gemma": (
         ("gemma4", "gemma4"),
         "<|channel>thought\nHm.\n<channel|>" + GEMMA.format('city:<|"|>Oslo<|"|>,days:2'),
