@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from shmllm.errors import RequestError
+from shmllm.frontend.constraints.json_schema import WITHOUT_EFFECT
 from shmllm.frontend.replies.parser import Format, function_of, name_of
 
-_NESTED = ("array", "object")
+_DEFINITIONS = frozenset({"$defs", "definitions"})
+_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"})
 _ANY = ("string", "number", "boolean", "null")
+"""The types of a value of which a schema says nothing."""
 
 
 class Spelling(ABC):
@@ -33,18 +36,14 @@ class Spelling(ABC):
 
     @abstractmethod
     def string(self, schema: Mapping[str, Any]) -> Format:
-        """The format of a string.
-
-        Raises:
-            RequestError: the schema has what the format cannot enforce.
-        """
+        """The format of a string. See `other` for errors."""
 
     @abstractmethod
-    def nested(self, schema: Mapping[str, Any]) -> Format:
-        """The format of a list or an object.
+    def other(self, schema: Mapping[str, Any]) -> Format:
+        """The format of a list, an object, or what has further keywords.
 
         Raises:
-            RequestError: the schema has what the format cannot enforce.
+            NotEnforcedError: the schema has what the format cannot enforce.
         """
 
     def arguments(self, tool: Mapping[str, Any]) -> Format:
@@ -57,7 +56,7 @@ class Spelling(ABC):
             return self.fields(function_of(tool).get("parameters") or {})
         except (TypeError, AttributeError):
             raise malformed(tool) from None
-        except _NotEnforced as error:
+        except NotEnforcedError as error:
             raise RequestError(
                 f"tool_choice: the parameters of {name_of(tool)!r} have {error}, which the model's "
                 "format of calls cannot enforce; remove it, or use tool_choice='auto'"
@@ -65,32 +64,39 @@ class Spelling(ABC):
 
     def fields(self, schema: Mapping[str, Any]) -> Format:
         """The format of the properties of an object, without its braces."""
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        refuse_but(_OF_OBJECTS, schema)
+        shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
         required = schema.get("required", ())
-        properties: Mapping[str, Any] = schema.get("properties", {})
+        properties = dict(schema.get("properties", {}))
+        properties |= {key: True for key in required if key not in properties}
         return listed(
             [
                 (self._field(key, {} if given is True else {**given, **shared}), key in required)
-                for key, given in properties.items()
+                for key, given in self.in_order(properties).items()
             ],
             self.comma,
         )
+
+    def in_order(self, properties: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The properties of an object in the order in which they are written."""
+        return properties
 
     def _field(self, key: str, schema: Mapping[str, Any]) -> Format:
         return sequence(constant(key + self.assigns), self.value(schema))
 
     def value(self, schema: Mapping[str, Any]) -> Format:
         """The format of a value."""
-        if "enum" in schema or "const" in schema:
-            values = schema["enum"] if "enum" in schema else [schema["const"]]
-            return either([constant(self.constant(each)) for each in values])
-        for key in ("anyOf", "oneOf"):
-            if key in schema:
-                shared = {each: schema[each] for each in schema if each in ("$defs", "definitions")}
-                return either([self.value({**each, **shared}) for each in schema[key]])
-        named = schema.get("type", _NESTED[1:] if "properties" in schema else _ANY)
-        if "$ref" in schema or "allOf" in schema:
-            return self.nested(schema)
+        keywords = effective(schema)
+        if keywords in ({"enum"}, {"enum", "type"}):
+            return either([constant(self.constant(each)) for each in schema["enum"]])
+        if keywords in ({"const"}, {"const", "type"}):
+            return constant(self.constant(schema["const"]))
+        if keywords == {"anyOf"}:
+            shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
+            return either([self.value({**each, **shared}) for each in schema["anyOf"]])
+        if keywords and ("type" not in keywords or keywords & {"enum", "const", "anyOf"}):
+            return self.other(schema)
+        named = schema.get("type", _ANY)
         names = [named] if isinstance(named, str) else named
         return either([self._of_type(name, {**schema, "type": name}) for name in names])
 
@@ -102,20 +108,24 @@ class Spelling(ABC):
                 return either([constant(self.constant(each)) for each in (True, False)])
             case "null":
                 return constant(self.constant(None))
-            case "array" | "object":
-                return self.nested(schema)
-        return {"type": "json_schema", "json_schema": schema}
+            case "integer" | "number":
+                return {"type": "json_schema", "json_schema": schema}
+        return self.other(schema)
 
 
-class _NotEnforced(Exception):
-    pass
+class NotEnforcedError(Exception):
+    """A schema has the keyword of the message, which a format cannot enforce."""
 
 
-def refuse(schema: Mapping[str, Any], keywords: Sequence[str]) -> None:
-    """Refuse a schema with one of these keywords, which the format cannot enforce."""
-    for keyword in keywords:
-        if keyword in schema:
-            raise _NotEnforced(repr(keyword))
+def effective(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The keywords of a schema that say something of a value."""
+    return frozenset(schema) - WITHOUT_EFFECT - _DEFINITIONS
+
+
+def refuse_but(enforced: frozenset[str], schema: Mapping[str, Any]) -> None:
+    """Raises NotEnforcedError for a schema with further keywords."""
+    for keyword in sorted(effective(schema) - enforced):
+        raise NotEnforcedError(repr(keyword))
 
 
 def malformed(tool: Mapping[str, Any]) -> RequestError:

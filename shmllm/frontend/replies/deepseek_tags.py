@@ -16,13 +16,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shmllm.frontend.replies.parser import Format, Tools
 from shmllm.frontend.replies.tagged import TaggedParser, value_of
 
 _MARK = "\uff5cDSML\uff5c"
 
 
 class DeepSeekV32Parser(TaggedParser):
+    are_together = True
     begin = f"<{_MARK}function_calls>"
     end = f"</{_MARK}function_calls>"
     function = re.compile(rf'\s*<{_MARK}invoke name="([^">]+)">(.*?)</{_MARK}invoke>\s*', re.DOTALL)
@@ -40,16 +40,6 @@ class DeepSeekV32Parser(TaggedParser):
         key, is_string, text = found.groups()
         schemas = {"true": {"type": "string"}, "false": {}}
         return key, value_of(text, schemas.get(is_string, properties.get(key)))
-
-    @classmethod
-    def forced(cls, tools: Tools, has_one: bool) -> Format:
-        calls = super().forced(tools, has_one)
-        return {
-            "type": "tag",
-            "begin": f"{cls.begin}\n",
-            "content": calls,
-            "end": f"\n{cls.end}",
-        }
 
     @classmethod
     def _opens_key(cls, key: str, is_string: bool) -> str:

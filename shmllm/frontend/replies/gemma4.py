@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.frontend.replies.arguments import (
+    NotEnforcedError,
     Spelling,
     constant,
     optional,
-    refuse,
+    refuse_but,
     sequence,
 )
 from shmllm.frontend.replies.json_text import write_json
@@ -33,7 +34,10 @@ from shmllm.outputs.reply import FunctionCall
 _QUOTE = '<|"|>'
 _NAME = re.compile(r"call:([^\s{]+)")
 _KEY = re.compile(r"[^:{}\[\],\s]+")
+_OF_STRINGS = frozenset({"type", "maxLength"})
+_OF_LISTS = frozenset({"type", "items", "minItems", "maxItems"})
 _MOST_ITEMS = 1000
+"""The length of a list for which a schema has no bound."""
 
 
 class _ArgumentReader(LiteralReader):
@@ -67,15 +71,22 @@ class _GemmaSpelling(Spelling):
         return "None" if value is None else json.dumps(value)
 
     def string(self, schema: Mapping[str, Any]) -> Format:
-        refuse(schema, ("pattern", "format", "minLength"))
+        refuse_but(_OF_STRINGS, schema)
         text: Format = {"type": "any_text", "max_chars": schema.get("maxLength")}
         return {"type": "tag", "begin": _QUOTE, "content": text, "end": _QUOTE}
 
-    def nested(self, schema: Mapping[str, Any]) -> Format:
-        refuse(schema, ("$ref", "allOf", "prefixItems", "patternProperties", "minProperties"))
-        if schema["type"] == "object":
-            return sequence(constant("{"), self.fields(schema), constant("}"))
-        given = schema.get("items", {})
+    def other(self, schema: Mapping[str, Any]) -> Format:
+        match schema.get("type"):
+            case "object":
+                return sequence(constant("{"), self.fields(schema), constant("}"))
+            case "array":
+                return self._list(schema)
+        refuse_but(frozenset({"type"}), schema)
+        raise NotEnforcedError(f"the type {schema.get('type')!r}")
+
+    def _list(self, schema: Mapping[str, Any]) -> Format:
+        refuse_but(_OF_LISTS, schema)
+        given = schema.get("items", True)
         item = self.value({} if given is True else given)
         least, most = schema.get("minItems", 0), schema.get("maxItems", _MOST_ITEMS)
         if most < 1:
@@ -89,9 +100,8 @@ class _GemmaSpelling(Spelling):
         items = sequence(item, more)
         return sequence(constant("["), items if least else optional(items), constant("]"))
 
-    def fields(self, schema: Mapping[str, Any]) -> Format:
-        properties = dict(sorted(schema.get("properties", {}).items()))
-        return super().fields({**schema, "properties": properties})
+    def in_order(self, properties: Mapping[str, Any]) -> Mapping[str, Any]:
+        return dict(sorted(properties.items()))
 
 
 _SPELLING = _GemmaSpelling()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 
 from shmllm.frontend.replies.json_list import ToolCallsParser
-from shmllm.frontend.replies.parser import Format, ReasoningParser, Tools
+from shmllm.frontend.replies.parser import ReasoningParser
 from shmllm.frontend.replies.tagged import TaggedParser
 from shmllm.frontend.replies.think import ThinkParser
 
@@ -38,6 +38,7 @@ class Hunyuan3Reasoning(ReasoningParser):
 
 
 class Hunyuan3Parser(TaggedParser):
+    are_together = True
     begin = f"<tool_calls{_SUFFIX}>"
     end = f"</tool_calls{_SUFFIX}>"
     function = re.compile(
@@ -53,13 +54,3 @@ class Hunyuan3Parser(TaggedParser):
     closes = f"</tool_call{_SUFFIX}>"
     key_opens = f"<arg_key{_SUFFIX}>{{}}</arg_key{_SUFFIX}>\n<arg_value{_SUFFIX}>"
     key_closes = f"</arg_value{_SUFFIX}>\n"
-
-    @classmethod
-    def forced(cls, tools: Tools, has_one: bool) -> Format:
-        calls = super().forced(tools, has_one)
-        return {
-            "type": "tag",
-            "begin": f"{cls.begin}\n",
-            "content": calls,
-            "end": f"\n{cls.end}",
-        }

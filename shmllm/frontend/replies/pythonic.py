@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from shmllm.frontend.replies.arguments import Spelling
+from shmllm.frontend.replies.arguments import Spelling, effective
 from shmllm.frontend.replies.bare import BareParser
 from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.literals import LiteralReader
@@ -93,11 +93,11 @@ class _PythonSpelling(Spelling):
         return repr(value)
 
     def string(self, schema: Mapping[str, Any]) -> Format:
-        if any(key in schema for key in ("pattern", "format", "minLength", "maxLength")):
-            return {"type": "json_schema", "json_schema": schema}
+        if effective(schema) != {"type"}:
+            return self.other(schema)
         return {"type": "regex", "pattern": r"'(?:[^'\\\n]|\\[\\'n])*'"}
 
-    def nested(self, schema: Mapping[str, Any]) -> Format:
+    def other(self, schema: Mapping[str, Any]) -> Format:
         return {"type": "json_schema", "json_schema": schema}
 
 

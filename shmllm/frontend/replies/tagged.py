@@ -36,6 +36,8 @@ class TaggedParser(ToolParser):
         opens, closes: what is around the parameters of a forced call, with its name.
         key_opens, key_closes: what is around the value of each, with the parameter's name.
         between: what is between two calls.
+        are_together: whether all forced calls are between one pair of marks, which have lines of
+            their own.
     """
 
     begin = "<tool_call>"
@@ -47,6 +49,7 @@ class TaggedParser(ToolParser):
     key_opens: ClassVar[str]
     key_closes: ClassVar[str]
     between: ClassVar[str] = "\n"
+    are_together: ClassVar[bool] = False
 
     def read(self, body: str) -> list[FunctionCall]:
         calls: list[FunctionCall] = []
@@ -87,7 +90,11 @@ class TaggedParser(ToolParser):
             }
             for tool in tools
         ]
-        return separated(tags, cls.between, has_one)
+        calls = separated(tags, cls.between, has_one)
+        if not cls.are_together:
+            return calls
+        begin, end = f"{cls.begin}\n", f"\n{cls.end}"
+        return {"type": "tag", "begin": begin, "content": calls, "end": end}
 
     @classmethod
     def _parameters(cls, tool: Mapping[str, Any]) -> Format:

@@ -418,17 +418,31 @@ def test_a_forced_call_is_read_again(parser, has_one):
     assert found == {"weather", "time"}
 
 
-GEMMA_ONLY = [{"$ref": "#/$defs/x"}, {"allOf": [{}]}, {"type": "string", "pattern": "a"}]
-
-
-@pytest.mark.parametrize("schema", GEMMA_ONLY)
-def test_what_gemma_cannot_enforce_is_refused_by_name(schema):
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"$ref": "#/$defs/x"}, r"\$ref"),
+        ({"allOf": [{}]}, "allOf"),
+        ({"oneOf": [{}]}, "oneOf"),
+        ({"type": "string", "pattern": "a"}, "pattern"),
+        ({"type": "array", "items": {}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "properties": {}, "minProperties": 1}, "minProperties"),
+        ({"anyOf": [{"type": "integer"}], "maximum": 3}, "anyOf"),
+        ({"type": "integer", "enum": [1], "maximum": 3}, "enum"),
+    ],
+)
+def test_what_gemma_cannot_enforce_is_refused_by_name(schema, keyword):
     tool = {"function": {"name": "f", "parameters": {"properties": {"x": schema}}}}
-    with pytest.raises(
-        RequestError, match=f"parameters of 'f' have '.?{[*schema][-1].strip('$')}'"
-    ):
+    with pytest.raises(RequestError, match=f"parameters of 'f' have '{keyword}', which the model"):
         TOOL_PARSERS["gemma4"].forced([tool], True)
-    assert "begin" in str(TOOL_PARSERS["lfm2"].forced([tool], True))
+    assert "json_schema" in str(TOOL_PARSERS["lfm2"].forced([tool], True))
+
+
+@pytest.mark.parametrize("name", ["gemma4", "lfm2"])
+def test_further_keywords_of_parameters_are_refused_by_name(name):
+    tool = {"function": {"name": "f", "parameters": {"properties": {}, "minProperties": 1}}}
+    with pytest.raises(RequestError, match="parameters of 'f' have 'minProperties', which"):
+        TOOL_PARSERS[name].forced([tool], True)
 
 
 @pytest.mark.parametrize("name", ["gemma4", "lfm2"])
@@ -454,16 +468,16 @@ def test_a_forced_call_of_lfm2_has_the_blanks_of_its_template():
 
 
 def test_values_without_a_type_may_be_of_several():
-    parameters = {"properties": {"x": True, "y": {"type": ["integer", "null"]}}, "required": ["x"]}
+    parameters = {"properties": {"y": {"type": ["integer", "null"]}}, "required": ["x"]}
     tool = {"function": {"name": "f", "parameters": parameters}}
     for name in ("gemma4", "lfm2"):
         parser = TOOL_PARSERS[name]
         kinds = set()
-        for seed in range(30):
+        for seed in range(20):
             [call] = (
                 parser([tool]).parse(random_output(parser.forced([tool], True), seed)).tool_calls
             )
             arguments = json.loads(call.function.arguments)
             assert {"x"} <= arguments.keys() <= {"x", "y"}
             kinds.add(type(arguments["x"]))
-        assert {bool, type(None)} < kinds
+        assert len(kinds) > 2
