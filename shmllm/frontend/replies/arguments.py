@@ -6,7 +6,7 @@ A `Spelling` says how a format writes values. This module must not know how repl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from shmllm.errors import RequestError
@@ -14,7 +14,7 @@ from shmllm.frontend.constraints.json_schema import WITHOUT_EFFECT
 from shmllm.frontend.replies.parser import Format, function_of, name_of
 
 _DEFINITIONS = frozenset({"$defs", "definitions"})
-_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"})
+OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"})
 _ANY = ("string", "number", "boolean", "null")
 """The types of a value of which a schema says nothing."""
 
@@ -52,19 +52,11 @@ class Spelling(ABC):
         Raises:
             RequestError: its parameters are malformed, or have what the format cannot enforce.
         """
-        try:
-            return self.fields(function_of(tool).get("parameters") or {})
-        except (TypeError, AttributeError):
-            raise malformed(tool) from None
-        except NotEnforcedError as error:
-            raise RequestError(
-                f"tool_choice: the parameters of {name_of(tool)!r} have {error}, which the model's "
-                "format of calls cannot enforce; remove it, or use tool_choice='auto'"
-            ) from None
+        return checked(tool, self.fields)
 
     def fields(self, schema: Mapping[str, Any]) -> Format:
         """The format of the properties of an object, without its braces."""
-        refuse_but(_OF_OBJECTS, schema)
+        refuse_but(OF_OBJECTS, schema)
         shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
         required = schema.get("required", ())
         properties = dict(schema.get("properties", {}))
@@ -128,12 +120,24 @@ def refuse_but(enforced: frozenset[str], schema: Mapping[str, Any]) -> None:
         raise NotEnforcedError(repr(keyword))
 
 
-def malformed(tool: Mapping[str, Any]) -> RequestError:
-    """The error for parameters that are no schema."""
-    return RequestError(
-        f"tool_choice: the parameters of {name_of(tool)!r} must be the JSON schema of an object, "
-        "with a schema for each of its 'properties'"
-    )
+def checked(tool: Mapping[str, Any], translate: Callable[[Mapping[str, Any]], Format]) -> Format:
+    """The format that a function makes of the schema of a tool's parameters.
+
+    Raises:
+        RequestError: they are malformed, or have what the format cannot enforce.
+    """
+    try:
+        return translate(function_of(tool).get("parameters") or {})
+    except (TypeError, AttributeError):
+        raise RequestError(
+            f"tool_choice: the parameters of {name_of(tool)!r} must be the JSON schema of an "
+            "object, with a schema for each of its 'properties'"
+        ) from None
+    except NotEnforcedError as error:
+        raise RequestError(
+            f"tool_choice: the parameters of {name_of(tool)!r} have {error}, which the model's "
+            "format of calls cannot enforce; remove it, or use tool_choice='auto'"
+        ) from None
 
 
 def listed(fields: Sequence[tuple[Format, bool]], comma: str) -> Format:

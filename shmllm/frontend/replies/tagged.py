@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from shmllm.errors import RequestError
-from shmllm.frontend.replies.arguments import malformed
+from shmllm.frontend.replies.arguments import OF_OBJECTS, checked, refuse_but
 from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.parser import (
     Format,
@@ -103,14 +103,11 @@ class TaggedParser(ToolParser):
         Raises:
             RequestError: they are malformed, or have what is not enforced.
         """
-        try:
-            return cls._sequence(tool)
-        except (TypeError, AttributeError):
-            raise malformed(tool) from None
+        return checked(tool, lambda schema: cls._sequence(tool, schema))
 
     @classmethod
-    def _sequence(cls, tool: Mapping[str, Any]) -> Format:
-        schema = function_of(tool).get("parameters") or {}
+    def _sequence(cls, tool: Mapping[str, Any], schema: Mapping[str, Any]) -> Format:
+        refuse_but(OF_OBJECTS, schema)
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         elements: list[Format] = []
         for key, given in _properties(tool).items():
