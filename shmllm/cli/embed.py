@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from shmllm.cli import drafts
-from shmllm.cli.generate import quiet_closed_pipe
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import (
     engine_options,
@@ -89,9 +88,8 @@ aborted or refused requests, 130 interrupted, 143 terminated.
 @engine_options
 def embed(**options: Any) -> int:
     """Compute a vector of each text of a file."""
-    with interruptible(), quiet_closed_pipe():
+    with interruptible():
         return run(options)
-    return 0
 
 
 def run(options: dict[str, Any]) -> int:

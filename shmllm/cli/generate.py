@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -154,22 +150,20 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
             opening = Conversation.with_system(options["system"])
             return run_chat(session, sampling, opening, options["chat_template"])
 
-    with quiet_closed_pipe():
-        if wants_records(found, options):
-            from shmllm.cli.batch import run_batch
-            from shmllm.cli.plan import make_plan
+    if wants_records(found, options):
+        from shmllm.cli.batch import run_batch
+        from shmllm.cli.plan import make_plan
 
-            texts = [] if found is not None else [str(p.content) for p in read_prompts(prompts)]
-            return run_batch(make_plan(found, texts, options), sampling, session, items)
-        from shmllm.cli.text import run_text
+        texts = [] if found is not None else [str(p.content) for p in read_prompts(prompts)]
+        return run_batch(make_plan(found, texts, options), sampling, session, items)
+    from shmllm.cli.text import run_text
 
-        _check_text_target(target, source, options["overwrite"])
-        inputs = read_prompts(prompts, None if found is None else found.lines)
-        if options["chat"]:
-            inputs = [as_chat(item, options["system"]) for item in inputs]
-        template = options["chat_template"]
-        return run_text(inputs, sampling, target, options["echo"], session, template, items)
-    return 0
+    _check_text_target(target, source, options["overwrite"])
+    inputs = read_prompts(prompts, None if found is None else found.lines)
+    if options["chat"]:
+        inputs = [as_chat(item, options["system"]) for item in inputs]
+    template = options["chat_template"]
+    return run_text(inputs, sampling, target, options["echo"], session, template, items)
 
 
 def _check_text_target(target: str | None, source: str | None, overwrite: bool) -> None:
@@ -189,13 +183,3 @@ def _asks_for_chat(options: dict[str, Any], sampling: dict[str, Any]) -> bool:
     has_others = sampling.keys() & {"n", "logprobs"} or options["priority"] is not None
     has_others = has_others or options["adapters"]
     return options["chat"] and not (has_files or has_others or wants_records(None, options))
-
-
-@contextlib.contextmanager
-def quiet_closed_pipe() -> Iterator[None]:
-    """Ends the block without an error when the reader of stdout has closed it (`| head`)."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from typing import Any
 
 import click
 
@@ -20,11 +21,11 @@ from shmllm.cli.interrupts import EXIT_INTERRUPTED, Interrupted
 from shmllm.cli.ipc import ipc
 from shmllm.cli.kv import kv
 from shmllm.cli.models import models
-from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED, EXIT_USAGE
+from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_USAGE
 from shmllm.cli.plugins import plugins
 from shmllm.cli.quantize import quantize
 from shmllm.cli.score import score
-from shmllm.cli.streams import drop_unwritten, replace_streams
+from shmllm.cli.streams import drop_unwritten, quiet_closed_pipe, replace_streams
 from shmllm.cli.top import top
 from shmllm.cli.trace import trace
 from shmllm.cli.transcribe import transcribe
@@ -32,7 +33,21 @@ from shmllm.errors import EngineDeadError, EnginePausedError, ShmLLMError
 from shmllm.version import __version__
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """The commands, each of which ends with 0 if the reader of stdout has closed it (`| head`)."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with quiet_closed_pipe():
+            return super().make_context(*args, **extra)
+        raise click.exceptions.Exit(0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with quiet_closed_pipe():
+            return super().invoke(ctx)
+        return 0
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="shmllm")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def cli(debug: bool) -> None:
@@ -88,8 +103,6 @@ def _run(debug: bool) -> int:
         click.echo("interrupted", err=True)
         cause = error.__cause__ if isinstance(error, click.exceptions.Abort) else error
         return cause.exit_code if isinstance(cause, Interrupted) else EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return EXIT_FAILED
     except (ShmLLMError, OSError, TypeError) as error:
         if debug or (isinstance(error, TypeError) and "unknown option" not in str(error)):
             raise

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from shmllm.cli import drafts
-from shmllm.cli.generate import quiet_closed_pipe
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import (
     engine_options,
@@ -55,9 +54,8 @@ or aborted or refused requests, 130 interrupted, 143 terminated.
 @engine_options
 def score(query: str, **options: Any) -> int:
     """Rank the documents of a file by their scores for QUERY."""
-    with interruptible(), quiet_closed_pipe():
+    with interruptible():
         return run(query, options)
-    return 0
 
 
 def run(query: str, options: dict[str, Any]) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 # (descriptor, flags): stdin is empty, writing to stdout fails with EBADF, and stderr takes all.
@@ -41,6 +43,25 @@ def replace_streams() -> None:
     encoding = sys.stderr.encoding if sys.stderr else "utf-8"
     remarks = io.BufferedWriter(_BestEffort(2, "w", closefd=False))
     sys.stderr = io.TextIOWrapper(remarks, encoding, "backslashreplace", line_buffering=True)
+
+
+@contextlib.contextmanager
+def quiet_closed_pipe() -> Iterator[None]:
+    """End the block without an error when the reader of stdout has closed it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _has_lost_reader():
+            raise
+        drop_unwritten()
+
+
+def _has_lost_reader() -> bool:
+    """Whether stdout is a pipe that nobody reads."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def check_stdout() -> None:

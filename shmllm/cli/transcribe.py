@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from shmllm.cli import drafts
-from shmllm.cli.generate import quiet_closed_pipe
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import (
     engine_options,
@@ -68,9 +67,8 @@ FORMATS = ("txt", "srt", "vtt", "json")
 @engine_options
 def transcribe(**options: Any) -> int:
     """Write down what is said in sounds, with a model like Whisper."""
-    with interruptible(), quiet_closed_pipe():
+    with interruptible():
         return run(options)
-    return 0
 
 
 def run(options: dict[str, Any]) -> int:

@@ -129,7 +129,13 @@ def read_audio_settings(directory: Path) -> AudioSettings | None:
     for name, supported in _SUPPORTED.items():
         if values.get(name) not in (None, supported):
             raise EngineStartError(f"{path}: {name} must be {supported}, not {values[name]!r}")
-    return reader(values, path)
+    settings = reader(values, path)
+    if settings.window > settings.most_samples:
+        raise EngineStartError(
+            f"{path}: frames of {settings.window:,} samples are longer than the longest sound, "
+            f"which has {settings.most_samples:,}"
+        )
+    return settings
 
 
 def _read_whisper(values: dict[str, Any], path: Path) -> WhisperSettings:

@@ -12,12 +12,17 @@ from shmllm.formats.text_files import read_text
 PROCESSOR, PREPROCESSOR = "processor_config.json", "preprocessor_config.json"
 
 
-def missing_settings(kind: str, directory: Path) -> EngineStartError:
-    """The error for a directory that does not say how items, such as "images", are prepared; the
-    caller raises it."""
+def missing_settings(kind: str, directory: Path, *, are_optional: bool = True) -> EngineStartError:
+    """The error for a directory that does not say how items are prepared; the caller raises it.
+
+    Args:
+        kind: the items, such as "images".
+        directory: the model's directory.
+        are_optional: whether the model works without such items.
+    """
     return EngineStartError(
         f"{directory} has no settings for {kind}; copy {PROCESSOR} or {PREPROCESSOR} of the model "
-        "into it, or pass language_model_only=True"
+        f"into it{', or pass language_model_only=True' * are_optional}"
     )
 
 

@@ -6,9 +6,13 @@ This module must not know what they contain.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
+
+from shmllm.errors import EngineStartError
 
 
 def read_text(path: Path) -> str:
@@ -23,3 +27,28 @@ def read_text(path: Path) -> str:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         return file.read()
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that contains an object. A file that does not exist is an empty object.
+
+    Raises:
+        EngineStartError: the file cannot be read, or contains no JSON object.
+    """
+    try:
+        content = json.loads(read_text(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise EngineStartError(
+            f"cannot read {path}: expected a JSON object, found {type(content).__name__}"
+        )
+    return content
+
+
+def one_line(cause: object) -> str:
+    """The text of an exception or message with each run of whitespace replaced by one space."""
+    text = " ".join(str(cause).split())
+    return text or type(cause).__name__

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from shmllm.config.info import EngineInfo
 from shmllm.config.views import VllmConfigView
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.frontend.model_files import read_json_object
+from shmllm.formats.text_files import read_json_object
 from shmllm.outputs.pooling import PoolingRequestOutput
 from shmllm.plugins.entry_points import IO_PROCESSORS, load_plugins, vllm_names
 from shmllm.plugins.io_processor import IOProcessor

@@ -19,7 +19,8 @@ from typing import Any
 from shmllm.config.host import available_memory_bytes
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_directory import IDENTITY
-from shmllm.frontend.model_files import gguf_files, gguf_names, one_line, read_json_object
+from shmllm.formats.text_files import one_line, read_json_object
+from shmllm.frontend.model_files import gguf_files, gguf_names
 from shmllm.plugins.entry_points import load_general_plugins
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -324,7 +325,7 @@ def _quantized_contents(path: Path, architecture: str, method: str) -> Contents:
 
 def _lack(found: Contents, parameters: int | None) -> tuple[str, str]:
     """What a model that an engine can compute lacks here, and what to do: ("", "") if nothing."""
-    from shmllm.frontend.text.tokenizer_backend import FALLBACK_FILES, FAST_FILE
+    from shmllm.formats.tokenizer_files import FALLBACK_FILES, FAST_FILE
 
     if parameters is None:
         return "no weights", "copy or download model.safetensors, too"

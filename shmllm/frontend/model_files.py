@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError, nearest
-from shmllm.formats.text_files import read_text
+from shmllm.formats.text_files import one_line, read_json_object
 from shmllm.params.ranges import RANGES
 
 logger = logging.getLogger(__name__)
@@ -59,12 +58,6 @@ _OTHER_FIELDS = {
     "frequency_penalty": "frequency_penalty",
     "max_new_tokens": "max_tokens",
 }
-
-
-def one_line(cause: object) -> str:
-    """The text of an exception or message with each run of whitespace replaced by one space."""
-    text = " ".join(str(cause).split())
-    return text or type(cause).__name__
 
 
 def default_model() -> str:
@@ -260,25 +253,6 @@ def did_you_mean(name: str) -> str:
     names = [*BUNDLED_MODELS, *PACKAGED_MODELS, *cached_names()]
     near = nearest(name, names, cutoff=_SIMILAR)
     return f" (did you mean {near!r}?)" if near else ""
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that contains an object. A file that does not exist is an empty object.
-
-    Raises:
-        EngineStartError: the file cannot be read, or contains no JSON object.
-    """
-    try:
-        content = json.loads(read_text(path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise EngineStartError(
-            f"cannot read {path}: expected a JSON object, found {type(content).__name__}"
-        )
-    return content
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:

@@ -56,7 +56,9 @@ class PromptItems:
         num_encoded: see `ItemInfo`.
 
     Raises:
-        RequestError: a limit is not valid.
+        EngineStartError: the model's directory does not say how items are prepared, or what it says
+            does not suit the model.
+        RequestError: a limit or an override is not valid.
     """
 
     def __init__(self, info: EngineInfo, options: ItemOptions | None = None) -> None:
@@ -66,14 +68,13 @@ class PromptItems:
         self._most = {name: _limit_of(self.options.limits, name) for name in MODALITIES}
         self._nonce = os.urandom(16)
         self._of_uuids: OrderedDict[bytes, bytes] = OrderedDict()
+        self._processors = self._read_processors() if info.items else {}
+        for name, processor in self._processors.items():
+            processor.check(self._overrides_of(name, {}))
 
-    @cached_property
-    def _processors(self) -> dict[Modality, ItemProcessor[Any]]:
-        """Read with the first item."""
+    def _read_processors(self) -> dict[Modality, ItemProcessor[Any]]:
         from shmllm.frontend.items.registry import processors_of_model
 
-        if not self._info.items:
-            return {}
         directory = Path(self._info.model_directory)
         config = json.loads(read_text(directory / "config.json"))
         found = processors_of_model(directory, config)

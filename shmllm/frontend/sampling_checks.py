@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
+from shmllm.formats.tokenizer_files import FAST_FILE
 from shmllm.frontend.constraints.structured_outputs import grammar_of
 from shmllm.frontend.replies.formats import ReplyFormats
 from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.frontend.text.tokenizer_backend import FAST_FILE
 from shmllm.params.ranges import MOST_EXTRA_CHARACTERS
 from shmllm.params.sampling import SamplingParams, TokenSequences
 from shmllm.params.structured_outputs import StructuredOutputsDefaults, StructuredOutputsParams
@@ -137,11 +137,11 @@ class SamplingChecks:
         return tuple(dict.fromkeys(sequences))
 
     def _grammar(self, params: StructuredOutputsParams) -> str:
-        if self._tokenizer.file is None:
+        self._tokenizer.check_exists()
+        if not self._tokenizer.is_fast:
             raise RequestError(
-                f"structured_outputs need the model's {FAST_FILE}, and this model has none: "
-                "save it with AutoTokenizer.from_pretrained(MODEL).save_pretrained(MODEL), if "
-                "transformers can"
+                f"structured_outputs need a {FAST_FILE}, or a tokenizer that can be converted to "
+                "one; this model has neither"
             )
         tokens, plain = self._tokenizer.added_tokens, self._tokenizer.plain_added_ids
         return grammar_of(self._structured_outputs.complete(params), tokens, plain)

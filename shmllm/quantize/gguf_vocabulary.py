@@ -16,7 +16,8 @@ import tokenizers
 
 from shmllm.errors import EngineStartError, QuantizeError
 from shmllm.formats.gguf import GgufHeader
-from shmllm.frontend.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from shmllm.formats.tokenizer_files import FAST_FILE
 from shmllm.frontend.gguf.tokenizer import (
     BYTE,
     CONTROL,
@@ -28,7 +29,7 @@ from shmllm.frontend.gguf.tokenizer import (
     make_tokenizer,
 )
 from shmllm.frontend.text.chat_template import load_templates
-from shmllm.frontend.text.tokenizer_backend import FAST_FILE, load_backend
+from shmllm.frontend.text.tokenizer_backend import load_backend
 from shmllm.models.fields import read_json_object
 
 Json = dict[str, Any]

@@ -19,7 +19,6 @@ from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason
 from shmllm.worker.background import BackgroundThread
 
-TOKENIZER_FILE = "tokenizer.json"
 MAX_COMPILED = 128
 DOES_NOT_FIT = "doesn't satisfy the grammar"
 STACK_BYTES = 128 * 2**20
@@ -80,7 +79,7 @@ class GrammarCompiler:
     """
 
     def __init__(self, directory: Path, eos_token_ids: Sequence[int]) -> None:
-        self._path = directory / TOKENIZER_FILE
+        self._directory = directory
         self._eos_token_ids = list(eos_token_ids)
         self._tokenizer: Any = None
         self._thread = BackgroundThread("shmllm-grammars", STACK_BYTES)
@@ -121,13 +120,12 @@ class GrammarCompiler:
         """Read the tokenizer. llguidance holds the GIL meanwhile, so that no other thread runs."""
         from llguidance import LLTokenizer
 
-        if not self._path.is_file():
-            raise RequestError(
-                f"structured_outputs need a {TOKENIZER_FILE}, and {self._path} does not exist"
-            )
+        from shmllm.formats.tokenizer_files import file_or_text
+
         try:
-            return LLTokenizer(str(self._path), eos_token=self._eos_token_ids or None)
+            return LLTokenizer(file_or_text(self._directory), eos_token=self._eos_token_ids or None)
         except Exception as error:
             raise RequestError(
-                f"structured_outputs cannot use {self._path}: {_first_line(str(error))}"
+                f"structured_outputs cannot use the tokenizer of {self._directory}: "
+                f"{_first_line(str(error))}"
             ) from error

@@ -42,8 +42,9 @@ def _streams() -> Iterator[None]:
         yield
 
 
-def command(*arguments: str, input: bytes = b"") -> Completed:
-    """Run `shmllm` with these arguments on files in place of the standard streams.
+def command(*arguments: str, input: bytes = b"", output: int | None = None) -> Completed:
+    """Run `shmllm` with these arguments on files in place of the standard streams, or on another
+    descriptor in place of stdout.
 
     Descriptors, exit codes and messages are those of a process of its own; what the interpreter
     does at its start and at its end, signals, pipes, terminals and locales need such a process.
@@ -55,8 +56,11 @@ def command(*arguments: str, input: bytes = b"") -> Completed:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
         files[0].write(input)
         files[0].seek(0)
+        numbers = {number: file.fileno() for number, file in enumerate(files)}
+        if output is not None:
+            numbers[1] = output
         with (
-            _descriptors({number: file.fileno() for number, file in enumerate(files)}),
+            _descriptors(numbers),
             _streams(),
             patch.object(sys, "argv", ["shmllm", *arguments]),
             patch.object(logging.getLogger(), "handlers", []),  # pytest's take what goes to stderr

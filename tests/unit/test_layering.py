@@ -46,7 +46,9 @@ RULES = {
     "shmllm.plugins": Rule("errors params", lazy="compat"),
     "shmllm.params": Rule("errors outputs"),
     "shmllm.sigbus": Rule("errors", lazy_packages="numpy"),
-    "shmllm.formats": Rule("errors sigbus", packages="numpy"),
+    "shmllm.formats": Rule(
+        "errors sigbus", packages="numpy tokenizers", lazy_packages="transformers"
+    ),
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),
     "shmllm.ipc": Rule("errors sigbus", packages="numpy posix_ipc", lazy_packages="cuda torch"),

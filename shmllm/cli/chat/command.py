@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shmllm.cli.chat.answer import MAX_TOKENS
-from shmllm.cli.generate import quiet_closed_pipe
 from shmllm.cli.interrupts import interruptible
 from shmllm.cli.options import engine_options, metrics_port_option, take_engine_options
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED
@@ -123,7 +122,7 @@ def run_chat(
 
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     screen, stop = Screen(sys.stdout, sys.stderr), StopKey()
-    with quiet_closed_pipe(), session.open() as llm:
+    with session.open() as llm:
         answerer = Answerer(llm, sampling, stop, template, tools, tool_choice)
         answerer.check_template()
         answerer.check_tool_choice()
@@ -137,7 +136,6 @@ def run_chat(
         if talk.num_aborted:
             return EXIT_ENGINE_ENDED
         return EXIT_FAILED if talk.num_failed else 0
-    return 0
 
 
 def is_interactive() -> bool:

@@ -58,7 +58,7 @@ class AudioProcessor(ItemProcessor[Sound]):
     def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> Self:
         settings = read_audio_settings(directory)
         if settings is None:
-            raise missing_settings("sounds", directory)
+            raise missing_settings("sounds", directory, are_optional=placeholder.is_optional)
         return cls(settings, placeholder)
 
     @property

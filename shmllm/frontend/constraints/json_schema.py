@@ -27,11 +27,11 @@ _ENFORCED = _names(
     "pattern format minimum maximum exclusiveMinimum exclusiveMaximum multipleOf $ref"
 )
 # `discriminator` (OpenAPI) only names the property that distinguishes the alternatives.
-_WITHOUT_EFFECT = _names(
+WITHOUT_EFFECT = _names(
     "title description default example examples deprecated readOnly writeOnly discriminator "
     "$comment $schema $id $anchor"
 )
-_KNOWN = _MAPS | _LISTS | _SCHEMAS | _ENFORCED | _WITHOUT_EFFECT
+_KNOWN = _MAPS | _LISTS | _SCHEMAS | _ENFORCED | WITHOUT_EFFECT
 _UNSUPPORTED = _names(
     "not if then else uniqueItems contains minContains maxContains propertyNames "
     "dependentRequired dependentSchemas dependencies unevaluatedItems unevaluatedProperties "

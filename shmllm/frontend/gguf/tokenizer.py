@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader, shown
-from shmllm.frontend.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 Json = dict[str, Any]
 

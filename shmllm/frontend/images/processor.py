@@ -62,6 +62,9 @@ class ImageProcessor(ItemProcessor[Picture]):
     def known_overrides(self) -> frozenset[str]:
         return self._rules.OVERRIDES
 
+    def check(self, overrides: Mapping[str, Any]) -> None:
+        self._sides.check_fixed_sides(self._rules_for(overrides, "the engine"))
+
     def open(self, name: str, value: Any) -> Picture:
         return open_image(name, value)
 

@@ -57,6 +57,17 @@ class ItemProcessor(ABC, Generic[Opened]):
     def known_overrides(self) -> frozenset[str]:
         """The names in `mm_processor_kwargs` that have a meaning for these items."""
 
+    def check(self, overrides: Mapping[str, Any]) -> None:
+        """Checks that items suit the model, as far as that does not depend on the item.
+
+        Args:
+            overrides: those of the engine's option `mm_processor_kwargs`.
+
+        Raises:
+            EngineStartError: no item does.
+            RequestError: an override is unknown or wrong.
+        """
+
     @abstractmethod
     def open(self, name: str, value: Any) -> Opened:
         """Decodes what a user gives.

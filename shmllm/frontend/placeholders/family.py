@@ -129,6 +129,21 @@ class ImagePlaceholder(Placeholder):
                 f"the model needs {self.AUTHOR}'s image processor, not {rules!r}"
             )
 
+    def check_fixed_sides(self, rules: Rules) -> None:
+        """Checks that the tower takes the tiles of all images.
+
+        Raises:
+            EngineStartError: it takes none of them.
+        """
+        found = rules.sides()
+        if self.side is not None and found not in (None, (self.side, self.side)):
+            height, width = found
+            raise Config({}).error(
+                f"the vision tower takes tiles of {self.side}x{self.side} pixels, and the image "
+                f"processor makes tiles of {width}x{height}: change its settings, or pass "
+                "mm_processor_kwargs"
+            )
+
     def check_sides(self, height: int, width: int) -> None:
         """Raises RequestError if the tower does not take tiles of these sides, in pixels."""
         if self.side is not None and (height, width) != (self.side, self.side):
@@ -177,11 +192,13 @@ class AudioPlaceholder(Placeholder):
         divides: whether a sound may be longer, and is divided into parts of so many frames, of
             which those behind its end are silent.
         fills: whether a sound has so many, of which those behind its end are silent.
+        is_optional: whether the model works without sounds.
     """
 
     modality: ClassVar[Modality] = "audio"
     divides: ClassVar[bool] = False
     fills: ClassVar[bool] = False
+    is_optional: ClassVar[bool] = True
 
     num_mels: int
     most_frames: int

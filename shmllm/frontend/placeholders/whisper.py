@@ -16,6 +16,7 @@ class WhisperPlaceholder(AudioPlaceholder):
     """No token of a text stands for the sound."""
 
     fills: ClassVar[bool] = True
+    is_optional: ClassVar[bool] = False
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:

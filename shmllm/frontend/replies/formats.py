@@ -9,10 +9,11 @@ import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 from shmllm.errors import RequestError
+from shmllm.frontend.replies.frame import FrameParser
 from shmllm.frontend.replies.harmony import HarmonyParser, HarmonyReasoning
 from shmllm.frontend.replies.parser import (
     Format,
@@ -62,11 +63,16 @@ class ReplyFormat:
         if self.reasoning is HarmonyReasoning or self.tool_parser is HarmonyParser:
             return HarmonyParser(self.reasoning is not None, self.tool_parser is not None)
         parsers: list[ReplyParser] = []
+        frame: dict[str, None] = {}
         if self.reasoning is not None:
             parsers.append(self.reasoning(self.is_open))
+            frame |= dict.fromkeys(self.reasoning.frame)
         if self.tool_parser is not None and not issubclass(self.tool_parser, HarmonyParser):
             parsers.append(self.tool_parser(self.tools))
-        return parsers[0] if len(parsers) == 1 else TwoParsers(*parsers)
+            frame |= dict.fromkeys(self.tool_parser.frame)
+        if frame:
+            parsers.append(FrameParser(tuple(frame)))
+        return reduce(TwoParsers, parsers)
 
     def constrain(self, name: str, params: SamplingParams) -> SamplingParams:
         """The parameters of a request with the constraint.

@@ -1,11 +1,11 @@
-"""Tool calls of GLM-4.5 to 4.7:
+"""Tool calls of GLM-4.5 to 4.7, and of Laguna:
 
     <tool_call>f
     <arg_key>city</arg_key>
     <arg_value>Oslo</arg_value>
     </tool_call>
 
-GLM-4.7 writes no line ends between these marks.
+GLM-4.7 and later models of Laguna write no line ends between these marks.
 """
 
 from __future__ import annotations

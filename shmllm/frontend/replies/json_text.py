@@ -31,7 +31,8 @@ def write_json(value: Any) -> str:
     return text
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """The number of a text; the largest float in place of a larger one."""
     return min(max(float(text), -sys.float_info.max), sys.float_info.max)
 
 
@@ -39,4 +40,4 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+DECODER = json.JSONDecoder(parse_float=finite, parse_constant=_refuse)

@@ -49,6 +49,8 @@ class ReasoningParser(ReplyParser):
     Attributes:
         begin: the text that begins reasoning.
         end: the text that ends it.
+        stops: texts that end it as well, and belong to what follows.
+        frame: texts around the content of a reply, which are no part of it.
         is_assumed: whether a reply begins inside of reasoning unless the prompt ended it.
 
     Args:
@@ -57,6 +59,8 @@ class ReasoningParser(ReplyParser):
 
     begin: ClassVar[str]
     end: ClassVar[str]
+    stops: ClassVar[tuple[str, ...]] = ()
+    frame: ClassVar[tuple[str, ...]] = ()
     is_assumed: ClassVar[bool] = False
 
     def __init__(self, is_open: bool = False) -> None:
@@ -74,9 +78,10 @@ class ReasoningParser(ReplyParser):
             return Reply(content=self._take_content())
         if not self._is_open:
             return Reply()
-        before, mark, self._rest = cut_at_mark(self._rest, [self.end])
+        before, mark, self._rest = cut_at_mark(self._rest, [self.end, *self.stops])
         reply = Reply(self._reasoning.add(before))
         if mark:
+            self._rest = (mark if mark in self.stops else "") + self._rest
             self._is_open, self._is_over = False, True
             self._content.cut()
             reply.content = self._take_content()
@@ -129,6 +134,7 @@ class ToolParser(ReplyParser):
     Attributes:
         begin: the text that begins calls.
         end: the text that ends them; "" for the end of the reply.
+        frame: texts around the content of a reply, which are no part of it.
 
     Args:
         tools: the tools that may be called, as OpenAI defines them.
@@ -136,6 +142,7 @@ class ToolParser(ReplyParser):
 
     begin: ClassVar[str]
     end: ClassVar[str] = ""
+    frame: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, tools: Tools = ()) -> None:
         self._tools = tools
@@ -211,29 +218,30 @@ class ToolParser(ReplyParser):
 
 
 class TwoParsers(ReplyParser):
-    """Reads reasoning, and tool calls in what follows.
+    """Reads a part of a reply, such as reasoning, and another part in the rest of it.
 
     Args:
-        reasoning: reads the reply.
-        tools: reads the content that `reasoning` finds.
+        first: reads the reply.
+        second: reads the content that `first` finds.
     """
 
-    def __init__(self, reasoning: ReplyParser, tools: ReplyParser) -> None:
-        self._reasoning = reasoning
-        self._tools = tools
+    def __init__(self, first: ReplyParser, second: ReplyParser) -> None:
+        self._first = first
+        self._second = second
 
     def feed(self, text: str) -> Reply:
-        return self._with_calls(self._reasoning.feed(text))
+        return self._read_rest(self._first.feed(text))
 
     def finish(self) -> Reply:
-        reply = self._with_calls(self._reasoning.finish())
-        reply.add(self._tools.finish())
+        reply = self._read_rest(self._first.finish())
+        reply.add(self._second.finish())
         return reply
 
-    def _with_calls(self, reply: Reply) -> Reply:
-        found = self._tools.feed(reply.content)
-        found.reasoning = reply.reasoning
-        return found
+    def _read_rest(self, reply: Reply) -> Reply:
+        found = self._second.feed(reply.content)
+        reply.content = ""
+        reply.add(found)
+        return reply
 
 
 def new_id() -> str:
@@ -241,18 +249,16 @@ def new_id() -> str:
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
 
 
-def call_of(value: Any, key: str = "arguments") -> FunctionCall:
-    """The call that a JSON object with a name and arguments describes.
+def call_of(value: Any, arguments: str = "arguments", name: str = "name") -> FunctionCall:
+    """The call that a JSON object with a name and arguments, under these keys, describes.
 
     Raises:
         ValueError: it describes none.
     """
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    if not isinstance(value, dict) or not isinstance(value.get(name), str):
         raise ValueError("no call")
-    arguments = value.get(key, {})
-    if not isinstance(arguments, str):
-        arguments = write_json(arguments)
-    return FunctionCall(value["name"], arguments)
+    found = value.get(arguments, {})
+    return FunctionCall(value[name], found if isinstance(found, str) else write_json(found))
 
 
 def schema_of(tool: Mapping[str, Any]) -> Format:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from shmllm.errors import RequestError
+from shmllm.frontend.replies.arguments import OF_OBJECTS, checked, refuse_but
 from shmllm.frontend.replies.json_text import read_json, write_json
 from shmllm.frontend.replies.parser import (
     Format,
@@ -35,6 +36,8 @@ class TaggedParser(ToolParser):
         opens, closes: what is around the parameters of a forced call, with its name.
         key_opens, key_closes: what is around the value of each, with the parameter's name.
         between: what is between two calls.
+        are_together: whether all forced calls are between one pair of marks, which have lines of
+            their own.
     """
 
     begin = "<tool_call>"
@@ -46,6 +49,7 @@ class TaggedParser(ToolParser):
     key_opens: ClassVar[str]
     key_closes: ClassVar[str]
     between: ClassVar[str] = "\n"
+    are_together: ClassVar[bool] = False
 
     def read(self, body: str) -> list[FunctionCall]:
         calls: list[FunctionCall] = []
@@ -65,10 +69,15 @@ class TaggedParser(ToolParser):
             found = self.parameter.match(rest)
             if found is None:
                 raise ValueError("no parameter")
-            key = found[1].strip()
-            arguments[key] = _value(found[2], properties.get(key))
+            key, value = self._argument(found, properties)
+            arguments[key] = value
             rest = rest[found.end() :]
         return FunctionCall(name, write_json(arguments))
+
+    def _argument(self, found: re.Match[str], properties: Mapping[str, Any]) -> tuple[str, Any]:
+        """The name and the value of a parameter, which the tool's schema may describe."""
+        key = found[1].strip()
+        return key, value_of(found[2], properties.get(key))
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
@@ -81,7 +90,11 @@ class TaggedParser(ToolParser):
             }
             for tool in tools
         ]
-        return separated(tags, cls.between, has_one)
+        calls = separated(tags, cls.between, has_one)
+        if not cls.are_together:
+            return calls
+        begin, end = f"{cls.begin}\n", f"\n{cls.end}"
+        return {"type": "tag", "begin": begin, "content": calls, "end": end}
 
     @classmethod
     def _parameters(cls, tool: Mapping[str, Any]) -> Format:
@@ -90,27 +103,22 @@ class TaggedParser(ToolParser):
         Raises:
             RequestError: they are malformed, or have what is not enforced.
         """
-        try:
-            return cls._sequence(tool)
-        except (TypeError, AttributeError):
-            raise RequestError(
-                f"tool_choice: the parameters of {name_of(tool)!r} must be the JSON schema of an "
-                "object, with a schema for each of its 'properties'"
-            ) from None
+        return checked(tool, lambda schema: cls._sequence(tool, schema))
 
     @classmethod
-    def _sequence(cls, tool: Mapping[str, Any]) -> Format:
-        schema = function_of(tool).get("parameters") or {}
+    def _sequence(cls, tool: Mapping[str, Any], schema: Mapping[str, Any]) -> Format:
+        refuse_but(OF_OBJECTS, schema)
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         elements: list[Format] = []
         for key, given in _properties(tool).items():
             own = {} if given is True else given
             content: Format = {"type": "json_schema", "json_schema": {**own, **shared}}
-            if _is_string(own):
+            is_string = _is_string(own)
+            if is_string:
                 content = _plain_string(tool, key, own)
             tag: Format = {
                 "type": "tag",
-                "begin": cls.key_opens.format(key),
+                "begin": cls._opens_key(key, is_string),
                 "content": content,
                 "end": cls.key_closes,
             }
@@ -118,6 +126,11 @@ class TaggedParser(ToolParser):
             elements.append(tag if is_required else {"type": "optional", "content": tag})
         none: Format = {"type": "const_string", "value": ""}
         return {"type": "sequence", "elements": elements or [none]}
+
+    @classmethod
+    def _opens_key(cls, key: str, is_string: bool) -> str:
+        """What is before the value of a parameter."""
+        return cls.key_opens.format(key)
 
 
 def _properties(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,7 +173,7 @@ def _types_of(value: Any) -> set[str]:
     return {"array"} if isinstance(value, list) else {"object"}
 
 
-def _value(text: str, schema: Any) -> Any:
+def value_of(text: str, schema: Any) -> Any:
     """The value that a text stands for. It is the text itself if that is all that can be."""
     types = _types(schema)
     if types == {"string"}:

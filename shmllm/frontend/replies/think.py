@@ -18,8 +18,28 @@ class DeepSeekR1Parser(ThinkParser):
     is_assumed = True
 
 
+class KimiReasoning(ThinkParser):
+    """Kimi K2, which may call tools inside of reasoning and leave out its end."""
+
+    stops = ("<|tool_calls_section_begin|>",)
+
+
+class ResponseParser(ThinkParser):
+    """ERNIE 4.5 and Granite 3.3, whose answers are between marks, too."""
+
+    frame = ("<response>", "</response>")
+
+
 class MagistralParser(ReasoningParser):
     """Mistral's models that reason."""
 
     begin = "[THINK]"
     end = "[/THINK]"
+
+
+class AprielReasoning(ReasoningParser):
+    """Apriel, whose reasoning begins with a text."""
+
+    begin = "Here are my reasoning steps:"
+    end = "[BEGIN FINAL RESPONSE]"
+    frame = ("[END FINAL RESPONSE]",)

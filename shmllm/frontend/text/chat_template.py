@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.frontend.model_files import one_line, read_json_object
+from shmllm.formats.text_files import one_line, read_json_object
 from shmllm.frontend.text.chat_messages import Marks, checked_messages, checked_tools, json_copy
 from shmllm.frontend.text.template_environment import compile_template
 from shmllm.frontend.text.template_needs import ContentForm, content_form, fit_calls

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.frontend.text.byte_level import BYTE_ALPHABET
+from shmllm.formats.byte_level import BYTE_ALPHABET
 from shmllm.frontend.text.chat_messages import Marks
 from shmllm.frontend.text.tokenizer_backend import (
-    FAST_FILE,
+    FastBackend,
     NoBackend,
     TokenizerBackend,
     load_backend,
@@ -101,10 +101,9 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
 
     @property
-    def file(self) -> Path | None:
-        """The path of the model's tokenizer.json, which structured outputs need, or None."""
-        file = self._directory / FAST_FILE if self._directory is not None else None
-        return file if file is not None and file.is_file() else None
+    def is_fast(self) -> bool:
+        """Whether it has, or can be converted to, a tokenizer.json, which grammars need."""
+        return isinstance(self._backend, FastBackend)
 
     @classmethod
     def from_directory(cls, path: Path, chat_template: str | None = None) -> Tokenizer:

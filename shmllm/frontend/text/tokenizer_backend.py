@@ -1,14 +1,12 @@
 """The tokenizing libraries behind a common interface, TokenizerBackend.
 
-`tokenizers` is used for every model directory with a tokenizer.json, a tekken.json, or a
-tiktoken.model of a known kind. Other directories need transformers, which takes seconds to import;
-this module imports it only for them. It must not know requests or chat templates.
+`tokenizers` is used for every tokenizer that it can express. This module must not know requests or
+chat templates, nor the files of tokenizers.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,27 +15,10 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from shmllm.errors import EngineStartError, RequestError
-from shmllm.frontend.model_files import one_line, read_json_object
-from shmllm.frontend.text.ranked_bytes import TEKKEN, TIKTOKEN, load_ranked_bytes
+from shmllm.errors import RequestError
+from shmllm.formats.tokenizer_files import FAST_FILE, TOKEN_TYPES, load_tokenizer
 from shmllm.frontend.text.truncation import Side, remaining
 
-FAST_FILE = "tokenizer.json"
-FALLBACK_FILES = (
-    *(TEKKEN, TIKTOKEN),
-    *("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken"),
-)
-_NAMED_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-_TOKEN_TYPES = "token_type_ids"
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 
 
@@ -173,7 +154,7 @@ class TransformersBackend:
         tokenizer = self._cutting(side)
         cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
         encoded = [tokenizer(first, second, **cut) for first, second in pairs]
-        return [(list(each["input_ids"]), list(each.get(_TOKEN_TYPES, ()))) for each in encoded]
+        return [(list(each["input_ids"]), list(each.get(TOKEN_TYPES, ()))) for each in encoded]
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         raise RequestError(
@@ -268,73 +249,11 @@ def load_backend(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
     Raises:
         EngineStartError: the directory has no tokenizer files, or they cannot be read.
     """
-    path = directory / FAST_FILE
-    if path.is_file():
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # its Rust code may panic, which is no Exception
-            raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
-        backend = FastBackend(tokenizer, token_types=_has_token_types(directory))
-        return backend, _named_special_tokens(directory)
-    if (found := load_ranked_bytes(directory)) is not None:
-        tokenizer, names = found
-        backend = FastBackend(tokenizer, token_types=False)
-        return backend, names | _named_special_tokens(directory)
-    if any((directory / name).is_file() for name in FALLBACK_FILES):
-        return _load_with_transformers(directory)
-    raise EngineStartError(
-        f"no tokenizer in {directory}: looked for {FAST_FILE}, {', '.join(FALLBACK_FILES)}; "
-        "copy them there from the model that the weights were trained from"
-    )
-
-
-def _load_with_transformers(directory: Path) -> tuple[TokenizerBackend, dict[str, str]]:
-    try:
-        transformers = importlib.import_module("transformers")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(directory), local_files_only=True, trust_remote_code=False
-        )
-        inner = getattr(tokenizer, "backend_tokenizer", None)
-        names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    except Exception as error:
-        raise EngineStartError(
-            f"{directory} has no {FAST_FILE}, and transformers cannot load its tokenizer either "
-            f"({type(error).__name__}: {one_line(error)})"
-        ) from error
-    if isinstance(inner, tokenizers.Tokenizer):
-        token_types = _TOKEN_TYPES in getattr(tokenizer, "model_input_names", ())
-        return FastBackend(inner, token_types=token_types), names
-    return TransformersBackend(tokenizer), names
-
-
-def _has_token_types(directory: Path) -> bool:
-    """Whether transformers gives the model the token types that the template gives pairs.
-
-    It does if the "model_input_names" of the tokenizer's file or, without them, of its class have
-    them. The generic classes do not; of others, those whose models have types (BERT's) do, and the
-    templates of the rest give all tokens type 0.
-    """
-    config = read_json_object(directory / "tokenizer_config.json")
-    names = config.get("model_input_names")
-    if isinstance(names, list):
-        return _TOKEN_TYPES in names
-    return config.get("tokenizer_class") not in _GENERIC_CLASSES
-
-
-def _named_special_tokens(directory: Path) -> dict[str, str]:
-    config = read_json_object(directory / "tokenizer_config.json")
-    named = read_json_object(directory / "special_tokens_map.json")
-    named = {name: named.get(name) for name in _NAMED_SPECIAL_TOKENS}
-    named |= {name: config[name] for name in _NAMED_SPECIAL_TOKENS if name in config}
-    for key in ("extra_special_tokens", "model_specific_special_tokens"):
-        extra = config.get(key)
-        if isinstance(extra, dict):
-            named |= extra
-    # A token is either its text, or an object with the text under "content".
-    texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    loaded = load_tokenizer(directory)
+    if isinstance(loaded.tokenizer, tokenizers.Tokenizer):
+        backend = FastBackend(loaded.tokenizer, token_types=loaded.has_token_types)
+        return backend, loaded.special_tokens
+    return TransformersBackend(loaded.tokenizer), loaded.special_tokens
 
 
 def _allow_forks() -> None:

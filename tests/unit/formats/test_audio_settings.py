@@ -97,6 +97,8 @@ def test_a_directory_without_files_has_no_settings(tmp_path: Path) -> None:
         ({"hop_length": "160"}, "'hop_length' must be a positive integer, not '160'"),
         ({"n_fft": [400]}, r"'n_fft' must be a positive integer, not \[400\]"),
         ({"n_fft": 401}, "n_fft must be even, and at least hop_length"),
+        ({"n_fft": 1_000_000}, "frames of 1,000,000 samples are longer than .* has 480,000"),
+        ({"n_fft": 480_002}, "frames of 480,002 samples are longer"),
         ({"hop_length": 402}, "n_fft must be even, and at least hop_length"),
     ],
 )

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.text_files import read_text
-from shmllm.frontend.model_files import read_json_object
+from shmllm.formats.text_files import read_json_object, read_text
 from shmllm.models.fields import read_json_object as read_fields
 from shmllm.models.sentence_files import read_sentence_files
 

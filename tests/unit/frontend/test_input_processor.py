@@ -13,6 +13,7 @@ from shmllm.frontend.model_files import resolve_model
 from shmllm.frontend.prompt_embeds import read_embeds
 from shmllm.frontend.prompts import as_list
 from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.text.tokenizer_backend import NoBackend, TransformersBackend
 from shmllm.frontend.text.truncation import Truncation
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.sampling import SamplingParams
@@ -276,8 +277,31 @@ def test_a_structured_output_is_sent_as_a_grammar():
         prepare(processor, [1, 2], structured_outputs=StructuredOutputsParams(regex="("))
 
 
-def test_a_constraint_needs_a_tokenizer_file(processor):
-    with pytest.raises(RequestError, match=r"structured_outputs need the model's tokenizer\.json"):
+class SlowTokenizer:
+    """One of transformers that `tokenizers` cannot express."""
+
+    all_special_ids = ()
+
+    def get_vocab(self):
+        return {"a": 0}
+
+    def get_added_vocab(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        (
+            TransformersBackend(SlowTokenizer()),
+            r"need a tokenizer\.json, or a",
+        ),
+        (NoBackend(), "skip_tokenizer_init"),
+    ],
+)
+def test_a_constraint_needs_a_tokenizer_that_engines_can_read(backend, reason):
+    processor = InputProcessor(Tokenizer(backend), info(vocab_size=VOCAB_SIZE))
+    with pytest.raises(RequestError, match=reason):
         prepare(processor, [1], structured_outputs=StructuredOutputsParams(regex="a"))
 
 

@@ -25,9 +25,13 @@ class Processor:
     """Makes one tile of an image, and counts how often."""
 
     known_overrides = frozenset({"a", "b", "tokens"})
+    checked: Any = None
 
     def __init__(self) -> None:
         self.num_prepared = 0
+
+    def check(self, overrides: Any) -> None:
+        self.checked = dict(overrides)
 
     def open(self, name: str, value: Any) -> Any:
         return value
@@ -50,14 +54,19 @@ class Processor:
         ]
 
 
+class Items(PromptItems):
+    """Those of a model without files."""
+
+    def _read_processors(self) -> dict[Any, Any]:
+        return {"image": Processor()}
+
+
 def make(cache_bytes: int = 1000, **options: Any) -> PromptItems:
     engine = replace(
         info(),
         items=ItemInfo(modalities=("image",), most_embeds=MOST_EMBEDS, cache_bytes=cache_bytes),
     )
-    found = PromptItems(engine, ItemOptions(**options))
-    found._processors = {"image": Processor()}  # type: ignore[dict-item]
-    return found
+    return Items(engine, ItemOptions(**options))
 
 
 def picture(value: int) -> Any:
@@ -349,3 +358,9 @@ def test_one_sound_is_told_from_several(value: Any, count: int) -> None:
     given = given_items("the prompt", {"multi_modal_data": {"audio": value}})
     assert given is not None
     assert len(given.items) == count
+
+
+def test_a_model_is_checked_with_the_overrides_of_its_engine() -> None:
+    processor: Any = make(overrides={"a": 1})._processors["image"]
+    assert processor.checked == {"a": 1}
+    assert Items(info())._processors == {}

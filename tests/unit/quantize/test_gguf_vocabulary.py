@@ -11,7 +11,7 @@ import tokenizers
 from support.quantize_helpers import BYTE_LEVEL, change_tokenizer
 
 from shmllm.errors import QuantizeError
-from shmllm.frontend.gguf.pre_tokenizers import PRE_TOKENIZERS
+from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS
 from shmllm.frontend.model_files import resolve_model
 from shmllm.quantize.gguf_vocabulary import vocabulary, with_ends
 

@@ -368,7 +368,7 @@ def test_a_grammar_that_cannot_be_compiled_is_a_request_error(
 
 
 def test_a_directory_without_a_tokenizer_file_is_a_request_error(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"need a tokenizer\.json"):
+    with pytest.raises(RequestError, match=r"cannot use the tokenizer of .*: no tokenizer in"):
         GrammarCompiler(tmp_path, [EOS]).compile("start: /a/").result()
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(RequestError, match="cannot use"):

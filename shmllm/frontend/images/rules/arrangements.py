@@ -82,6 +82,9 @@ class ArrangedRules(Rules):
             pixels[-1] = pixels_of(resized(picture, width, height, self.resample))
         return Tiles(pixels, (len(pixels), rows, columns))
 
+    def sides(self) -> tuple[int, int] | None:
+        return self.tile if self.resize or self.most > 1 else None
+
     def largest(self) -> Grid | None:
         return (self.most + (self.most > 1), 1, self.most)
 

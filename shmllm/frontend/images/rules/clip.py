@@ -9,7 +9,7 @@ from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture, pixels_of
 from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.sides import FIXED, SHORTEST, resized_to
+from shmllm.frontend.images.rules.sides import FIXED, SHORTEST, fixed_sides, resized_to
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,9 @@ class ClipRules(Rules):
         if self.crop is not None:
             picture = _middle(picture, *self.crop)
         return Tiles(pixels_of(picture)[None], (1, 1, 1))
+
+    def sides(self) -> tuple[int, int] | None:
+        return fixed_sides(self.size) if self.crop is None else self.crop
 
     def largest(self) -> Grid | None:
         return (1, 1, 1)

@@ -13,7 +13,7 @@ from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture, pixels_of
 from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.sides import FIXED, resized_to
+from shmllm.frontend.images.rules.sides import FIXED, fixed_sides, resized_to
 
 _CROPPING = (
     "pan_and_scan_min_crop_size",
@@ -69,6 +69,9 @@ class Gemma3Rules(Rules):
             return Tiles(pixels_of(pictures[0])[None], (1, 1, 1))
         pixels = np.stack([pixels_of(each) for each in pictures])
         return Tiles(pixels, (len(pictures), 1, 1))
+
+    def sides(self) -> tuple[int, int] | None:
+        return fixed_sides(self.size)
 
     def largest(self) -> Grid | None:
         return (1 + self.most_crops, 1, 1)

@@ -67,6 +67,9 @@ class Idefics3Rules(Rules):
         pixels[-1] = pixels_of(whole)
         return Tiles(pixels, (len(pixels), rows, columns))
 
+    def sides(self) -> tuple[int, int]:
+        return self.tile, self.tile
+
     def largest(self) -> Grid | None:
         """The grid of a square image: of all with one longest edge, it has the most tiles."""
         if not self.split:

@@ -76,6 +76,9 @@ class Llama4Rules(Rules):
             pixels[-1] = pixels_of(resized(picture, side, side, self.resample))
         return Tiles(pixels, (len(pixels), rows, columns))
 
+    def sides(self) -> tuple[int, int]:
+        return self.side, self.side
+
     def largest(self) -> Grid | None:
         return (self.most + (self.most > 1), 1, self.most)
 

@@ -62,6 +62,9 @@ class LlavaNextRules(Rules):
         )
         return Tiles(pixels, (len(pixels), height, width))
 
+    def sides(self) -> tuple[int, int]:
+        return self.tile, self.tile
+
     def largest(self) -> Grid | None:
         """The grid of an image that has the size with the most tiles, and of several the one with
         the most rows: nothing of it is left out."""

@@ -9,6 +9,11 @@ from shmllm.frontend.images.picture import Picture, resized
 FIXED, SHORTEST = ("height", "width"), ("shortest_edge",)
 
 
+def fixed_sides(size: Mapping[str, int] | None) -> tuple[int, int] | None:
+    """Height and width of all images that are resized to a size; None if they have several."""
+    return None if size is None or "height" not in size else (size["height"], size["width"])
+
+
 def resized_to(picture: Picture, size: Mapping[str, int], resample: int) -> Picture:
     """The image with the sides that `size` gives. With a shortest edge the ratio of the sides
     stays, and the longer one is rounded down."""

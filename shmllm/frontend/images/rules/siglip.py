@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from shmllm.frontend.images.picture import Picture, pixels_of
 from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.sides import FIXED, SHORTEST, resized_to
+from shmllm.frontend.images.rules.sides import FIXED, SHORTEST, fixed_sides, resized_to
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class SiglipRules(Rules):
         if self.size is not None:
             picture = resized_to(picture, self.size, self.resample)
         return Tiles(pixels_of(picture)[None], (1, 1, 1))
+
+    def sides(self) -> tuple[int, int] | None:
+        return fixed_sides(self.size)
 
     def largest(self) -> Grid | None:
         return (1, 1, 1)

@@ -185,8 +185,12 @@ def test_settings_that_do_not_suit_the_tower_are_refused(
 
 
 def test_a_model_without_settings_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineStartError, match=r"has no settings for sounds; copy processor_conf"):
+    advice = "has no settings for sounds; copy processor_config.json or preprocessor_config.json of"
+    with pytest.raises(EngineStartError, match=f"{advice} .* or pass language_model_only=True$"):
         processors_of_model(tmp_path, CONFIG)
+    whisper = {"architectures": ["WhisperForConditionalGeneration"]}
+    with pytest.raises(EngineStartError, match=f"{advice} the model into it$"):
+        processors_of_model(tmp_path, whisper)
 
 
 def test_nothing_for_sounds_is_imported_before_the_first_one(tmp_path: Path) -> None:

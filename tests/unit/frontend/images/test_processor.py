@@ -12,7 +12,9 @@ from PIL import Image
 from support.programs import run_source
 
 from shmllm.errors import EngineStartError, RequestError
+from shmllm.formats.image_settings import read_image_settings
 from shmllm.frontend.images.processor import ImageProcessor
+from shmllm.frontend.images.rules.registry import rules_of_model
 from shmllm.frontend.items.registry import processors_of_model
 
 QWEN = {"architectures": ["Qwen2VLForConditionalGeneration"]}
@@ -137,6 +139,54 @@ def test_tiles_that_the_tower_does_not_take_are_refused(
         RequestError, match="image 1: the image becomes 40x64 pixels, but the model takes 64x64"
     ):
         llava.prepare(random_image(9, 9), {"crop_size": {"height": 64, "width": 40}}, "image 1")
+
+
+def test_a_tower_for_other_tiles_than_all_images_become_is_refused_at_the_start(
+    llava: ImageProcessor,
+) -> None:
+    llava.check({})
+    size = {"height": 64, "width": 40}
+    with pytest.raises(EngineStartError, match=r"takes tiles of 64x64 pixels, and .* of 40x64: ch"):
+        llava.check({"crop_size": size})
+    llava.check({"do_center_crop": False})  # then it depends on the image
+    with pytest.raises(EngineStartError, match="of 40x64"):
+        llava.check({"do_center_crop": False, "size": size})
+    with pytest.raises(RequestError, match="the engine: mm_processor_kwargs: 'max_pixel' is not"):
+        llava.check({"max_pixel": 3})
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("SiglipImageProcessor", {"size": {"height": 56, "width": 48}}),
+        ("Gemma3ImageProcessor", {"size": {"height": 56, "width": 48}}),
+        ("GotOcr2ImageProcessor", {"size": {"height": 56, "width": 48}}),
+        ("Idefics3ImageProcessor", {"max_image_size": {"longest_edge": 56}}),
+        ("Llama4ImageProcessor", {"size": {"height": 56, "width": 56}}),
+        (
+            "LlavaNextImageProcessor",
+            {
+                "size": {"shortest_edge": 56},
+                "crop_size": {"height": 56, "width": 56},
+                "image_grid_pinpoints": [[56, 112]],
+            },
+        ),
+    ],
+)
+def test_tiles_have_the_sides_that_their_rules_say(
+    kind: str,
+    fields: dict[str, Any],
+    tmp_path: Path,
+    random_image: Callable[..., Image.Image],
+) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": kind} | fields)
+    )
+    settings = read_image_settings(tmp_path)
+    assert settings is not None
+    rules = rules_of_model(settings)
+    for size in ((30, 90), (200, 100)):
+        assert rules.sides() == rules.tiles(random_image(*size)).pixels.shape[1:3]
 
 
 def test_a_model_without_settings_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from support.chat_models import FAMILIES, TIME, WEATHER, make_chat_model
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.replies import formats
 from shmllm.frontend.replies.formats import ReplyFormats
+from shmllm.frontend.replies.gigachat import GigaChat3Parser, GigaChat31Parser
 from shmllm.frontend.replies.mistral import MistralArgsParser, MistralIdParser, MistralParser
 from shmllm.frontend.replies.registry import (
     REASONING_PARSERS,
@@ -27,14 +28,38 @@ EXPECTED = {
 }
 # What the templates of more models contain, and their parsers.
 FRAGMENTS = {
-    "'<tool_call>' + '<arg_key>' </think>": ("qwen3", None),
+    "'<tool_call>' + '<arg_key>' </think>": ("qwen3", "glm47"),
+    "<tool_call>function-name\\n<arg_key>argument-key </think>": ("qwen3", "glm45"),
+    "'\uff5cDSML\uff5c' 'function_calls>' </think>": ("qwen3", "deepseek_v32"),
+    "'\uff5cDSML\uff5c' 'tool_calls>' </think>": ("qwen3", "deepseek_v4"),
+    "<|START_THINKING|> <|START_ACTION|>": ("cohere_command3", "cohere_command3"),
+    "Write 'Action:' ... \"tool_name\": title": (None, "command_r"),
+    "'<|inner_prefix|>' '<|tools_prefix|>'": ("apertus", "apertus"),
+    "<|begin|>assistant<|think|> <|tool_call:begin|><|tool_call:args|>": (
+        "solar_open",
+        "solar_open",
+    ),
+    "'</think{}>' '<tool_sep{}>' HYTK = ':opensource'": ("hy_v3", "hy_v3"),
+    "</think> <answer> </answer> <tool_calls>": ("hunyuan_a13b", "hunyuan_a13b"),
+    "<think></think> and <response></response> <|tool_call|>": ("ernie45", "granite"),
+    "</think> <|tool_calls_section_begin|>": ("kimi_k2", "kimi_k2"),
+    '<function name="f"><param name="p"> </think>': ("qwen3", "minicpm5"),
+    "<TOOLCALL>[{": (None, "nemotron_json"),
+    "formatted as functools[{": (None, "phi4_mini_json"),
+    "<|im_start|> List of tools: [": (None, "lfm2"),
+    "<|tool_call_start|>[": (None, "lfm2"),
+    "<function_calls> </function_calls>": (None, "olmo3"),
+    "<|channel>thought <|tool_call>call:": ("gemma4", "gemma4"),
     "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> </think>": ("qwen3", "glm45"),
     "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key> </think>": ("qwen3", "glm47"),
     "<|tool_calls_section_begin|>": (None, "kimi_k2"),
     "'<minimax:tool_call>' '<invoke name=\"' </think>": ("qwen3", "minimax_m2"),
     "'<seed:tool_call>' '</seed:think>'": ("seed_oss", "seed_oss"),
     "ns_token ~ '<tool_call>' '<invoke name=\"'": (None, None),
-    "within <tool_call></tool_call>: <tool_calls>[{": (None, None),
+    "within <tool_call></tool_call>: <tool_calls>[{": (None, "jamba"),
+    "[BEGIN FINAL RESPONSE] <tool_calls>[{": ("apriel", "jamba"),
+    "'function call' '<|role_sep|>'": (None, "gigachat3"),
+    "<|python_start|> <|python_end|>": (None, "llama4_pythonic"),
     "'<function=' + name '<|python_tag|>'": (None, None),
     "<|python_tag|>": (None, "llama3_json"),
     "'<\uff5ctool\u2581call\u2581begin\uff5c>' + name </think>": ("qwen3", "deepseek_v31"),
@@ -67,6 +92,16 @@ def test_a_template_of_mistral_shows_how_a_forced_call_is_written(name):
         tool_parser(name, f"[TOOL_CALLS]{marks}") for marks in ("", "[ARGS]", "[CALL_ID] [ARGS]")
     ]
     assert found == [MistralParser, MistralArgsParser, MistralIdParser]
+
+
+def test_a_template_of_gigachat_shows_what_begins_a_call():
+    texts = ("", "<|function_call|>")
+    found = [tool_parser("gigachat3", text) for text in texts]
+    assert found == [GigaChat3Parser, GigaChat31Parser]
+    [tool] = [{"function": {"name": "f"}}]
+    assert texts[1] in str(found[1].forced([tool], True))
+    [call] = found[1]([tool]).parse('<|function_call|>{"name": "f"}').tool_calls
+    assert call.function.name == "f"
 
 
 @pytest.mark.parametrize(

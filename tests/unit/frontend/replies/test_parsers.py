@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.replies import OSLO, TOOLS, parsed_in_pieces, parts
 
 from shmllm.frontend.replies.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from shmllm.frontend.replies.glm import Glm45Parser, Glm47Parser
@@ -21,25 +22,6 @@ from shmllm.frontend.replies.seed_oss import SeedOssParser, SeedOssReasoning
 from shmllm.frontend.replies.think import DeepSeekR1Parser, MagistralParser, ThinkParser
 from shmllm.outputs.reply import Reply
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string"},
-                    "days": {"type": "integer"},
-                    "units": {"type": "array", "items": {"type": "string"}},
-                },
-                "required": ["city"],
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "time"}},
-]
-OSLO = '{"city": "Oslo", "days": 2}'
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
 CODER = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n"
@@ -238,20 +220,6 @@ CASES = {
         ("Hm.", "", [("time", "{}")]),
     ),
 }
-
-
-def parts(reply: Reply):
-    calls = [(call.function.name, call.function.arguments) for call in reply.tool_calls]
-    assert [call.index for call in reply.tool_calls] == list(range(len(calls)))
-    return reply.reasoning, reply.content, calls
-
-
-def parsed_in_pieces(parser, pieces):
-    reply = Reply()
-    for piece in pieces:
-        reply.add(parser.feed(piece))
-    reply.add(parser.finish())
-    return parts(reply)
 
 
 @pytest.mark.parametrize("name", CASES)

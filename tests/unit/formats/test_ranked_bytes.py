@@ -2,62 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from itertools import pairwise
 
 import pytest
+from support.ranked_tokenizers import (
+    CONTROLS,
+    NUM_SPECIAL,
+    RANKED,
+    encoded,
+    write_kimi,
+    write_tekken,
+)
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend.text.tokenizer import Tokenizer
 
-WORDS = [
-    b"th",
-    b"he",
-    b"the",
-    b" t",
-    b" th",
-    b" the",
-    b"in",
-    b"ng",
-    b"ing",
-    b"\xc3\xa9",
-    b"\xe7\x9a",
-]
-RANKED = [bytes([byte]) for byte in range(256)] + WORDS
-PATTERN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-CONTROLS = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "<pad>"]
-NUM_SPECIAL = 10
 TEXTS = ["the thing, then", " théé 的 12\n\n  xthe", "[INST]the[/INST]", ""]
-
-
-def encoded(token):
-    return base64.b64encode(token).decode()
 
 
 @pytest.fixture
 def tekken(tmp_path):
-    """A tekken.json with more tokens than the model has, as the published ones."""
-    content = {
-        "config": {
-            "pattern": PATTERN,
-            "num_vocab_tokens": len(RANKED) + 2,
-            "default_vocab_size": NUM_SPECIAL + len(RANKED),
-            "default_num_special_tokens": NUM_SPECIAL,
-            "version": "v11",
-        },
-        "vocab": [
-            {"rank": rank, "token_bytes": encoded(token), "token_str": None}
-            for rank, token in enumerate([*RANKED, b"thing", b"x" * 9])
-        ],
-        "special_tokens": [
-            {"rank": rank, "token_str": text, "is_control": True}
-            for rank, text in enumerate(CONTROLS)
-        ],
-    }
-    (tmp_path / "tekken.json").write_text(json.dumps(content))
-    return tmp_path
+    return write_tekken(tmp_path)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -101,23 +68,9 @@ def test_a_malformed_tekken_file_is_an_error_with_its_name(tekken, change, reaso
     assert str(path) in str(caught.value)
 
 
-KIMI = {
-    "tokenizer_class": "TikTokenTokenizer",
-    "eos_token": "[EOS]",
-    "added_tokens_decoder": {
-        str(len(RANKED)): {"content": "[BOS]", "special": True},
-        str(len(RANKED) + 1): {"content": "[EOS]", "special": True},
-        str(len(RANKED) + 5): {"content": "<|tool_call_begin|>", "special": False},
-    },
-}
-
-
 @pytest.fixture
 def kimi(tmp_path):
-    lines = [f"{encoded(token)} {rank}\n" for rank, token in enumerate(RANKED)]
-    (tmp_path / "tiktoken.model").write_text("".join(lines))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(KIMI))
-    return tmp_path
+    return write_kimi(tmp_path)
 
 
 def joined(word):

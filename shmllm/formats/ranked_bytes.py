@@ -15,9 +15,9 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 
 from shmllm.errors import EngineStartError
-from shmllm.frontend.gguf.pre_tokenizers import PRE_TOKENIZERS
-from shmllm.frontend.model_files import one_line, read_json_object
-from shmllm.frontend.text.byte_level import CHARACTERS
+from shmllm.formats.byte_level import CHARACTERS
+from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS
+from shmllm.formats.text_files import one_line, read_json_object
 
 TEKKEN, TIKTOKEN = "tekken.json", "tiktoken.model"
 _OF_TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}

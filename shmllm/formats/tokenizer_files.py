@@ -1,0 +1,142 @@
+"""Reads the tokenizer of a model directory: front ends tokenize with it, and engines compile
+grammars for its vocabulary.
+
+`tokenizers` reads a tokenizer.json, and is given what a tekken.json or a tiktoken.model of a known
+kind says. Other directories need transformers, which takes seconds to import; this module imports
+it only for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from shmllm.errors import EngineStartError
+from shmllm.formats.ranked_bytes import TEKKEN, TIKTOKEN, load_ranked_bytes
+from shmllm.formats.text_files import one_line, read_json_object
+
+FAST_FILE = "tokenizer.json"
+FALLBACK_FILES = (
+    *(TEKKEN, TIKTOKEN),
+    *("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken"),
+)
+TOKEN_TYPES = "token_type_ids"
+_NAMED_SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTokenizer:
+    """
+    Attributes:
+        tokenizer: a `tokenizers.Tokenizer`, or one of transformers that is not based on one.
+        special_tokens: the special tokens that the model has, by name ("eos_token": "</s>").
+        has_token_types: whether the model gets the token types that the template gives pairs.
+    """
+
+    tokenizer: Any
+    special_tokens: dict[str, str]
+    has_token_types: bool = False
+
+
+def load_tokenizer(directory: Path) -> LoadedTokenizer:
+    """Loads the tokenizer of a model directory.
+
+    Raises:
+        EngineStartError: the directory has no tokenizer files, or they cannot be read.
+    """
+    path = directory / FAST_FILE
+    if path.is_file():
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # its Rust code may panic, which is no Exception
+            raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
+        names = _named_special_tokens(directory)
+        return LoadedTokenizer(tokenizer, names, _has_token_types(directory))
+    if (found := load_ranked_bytes(directory)) is not None:
+        tokenizer, names = found
+        return LoadedTokenizer(tokenizer, names | _named_special_tokens(directory))
+    if any((directory / name).is_file() for name in FALLBACK_FILES):
+        return _load_with_transformers(directory)
+    raise EngineStartError(
+        f"no tokenizer in {directory}: looked for {FAST_FILE}, {', '.join(FALLBACK_FILES)}; "
+        "copy them there from the model that the weights were trained from"
+    )
+
+
+def file_or_text(directory: Path) -> str:
+    """Returns the path of a directory's tokenizer.json or, without it, the text it would have.
+
+    Raises:
+        EngineStartError: as `load_tokenizer`; or the tokenizer cannot be written as such a text.
+    """
+    path = directory / FAST_FILE
+    if path.is_file():
+        return str(path)
+    tokenizer = load_tokenizer(directory).tokenizer
+    if isinstance(tokenizer, tokenizers.Tokenizer):
+        return str(tokenizer.to_str())
+    raise EngineStartError(
+        f"{directory} has no {FAST_FILE}, and its tokenizer cannot be converted to one"
+    )
+
+
+def _load_with_transformers(directory: Path) -> LoadedTokenizer:
+    try:
+        transformers = importlib.import_module("transformers")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=False
+        )
+        inner = getattr(tokenizer, "backend_tokenizer", None)
+        names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    except Exception as error:
+        raise EngineStartError(
+            f"{directory} has no {FAST_FILE}, and transformers cannot load its tokenizer either "
+            f"({type(error).__name__}: {one_line(error)})"
+        ) from error
+    if isinstance(inner, tokenizers.Tokenizer):
+        has_types = TOKEN_TYPES in getattr(tokenizer, "model_input_names", ())
+        return LoadedTokenizer(inner, names, has_types)
+    return LoadedTokenizer(tokenizer, names)
+
+
+def _has_token_types(directory: Path) -> bool:
+    """Whether transformers gives the model the token types that the template gives pairs.
+
+    It does if the "model_input_names" of the tokenizer's file or, without them, of its class have
+    them. The generic classes do not; of others, those whose models have types (BERT's) do, and the
+    templates of the rest give all tokens type 0.
+    """
+    config = read_json_object(directory / "tokenizer_config.json")
+    names = config.get("model_input_names")
+    if isinstance(names, list):
+        return TOKEN_TYPES in names
+    return config.get("tokenizer_class") not in _GENERIC_CLASSES
+
+
+def _named_special_tokens(directory: Path) -> dict[str, str]:
+    config = read_json_object(directory / "tokenizer_config.json")
+    named = read_json_object(directory / "special_tokens_map.json")
+    named = {name: named.get(name) for name in _NAMED_SPECIAL_TOKENS}
+    named |= {name: config[name] for name in _NAMED_SPECIAL_TOKENS if name in config}
+    for key in ("extra_special_tokens", "model_specific_special_tokens"):
+        extra = config.get(key)
+        if isinstance(extra, dict):
+            named |= extra
+    # A token is either its text, or an object with the text under "content".
+    texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
