@@ -224,6 +224,12 @@ class ModelConfig:
         return 0.0 if video is None else video.tokens_per_second
 
     @property
+    def aligns_times(self) -> bool:
+        """See `VideoSpec.is_aligned`."""
+        video = None if self.vision is None else self.vision.video
+        return video is not None and video.is_aligned
+
+    @property
     def num_layers(self) -> int:
         return len(self.layers)
 

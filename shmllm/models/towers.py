@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.models.audio.gemma4 import Gemma4Audio
+from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
 from shmllm.models.audio.specs import (
     AudioSpec,
     Gemma4AudioTower,
     KeysTower,
+    Qwen2_5OmniAudioTower,
     VoxtralTower,
     WhisperTower,
 )
@@ -69,6 +71,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     WhisperTower: Whisper,
     KeysTower: WhisperKeys,
     Gemma4AudioTower: Gemma4Audio,
+    Qwen2_5OmniAudioTower: Qwen2_5OmniAudio,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""
 

@@ -163,6 +163,7 @@ class InputBatch:
         patches_per_side: how many patches of an image an embedding stands for in each direction, in
             models that rotate by positions on several axes; 0: others.
         tokens_per_second: how many positions a second of a video is; 0: each frame is one.
+        aligns_times: see `VideoSpec.is_aligned`.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -190,6 +191,7 @@ class InputBatch:
         make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
         patches_per_side: int = 0,
         tokens_per_second: float = 0.0,
+        aligns_times: bool = False,
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
@@ -209,6 +211,7 @@ class InputBatch:
         self._second_segments = np.full(num_rows, NEVER, np.int64)
         self._patches_per_side = patches_per_side
         self._tokens_per_second = tokens_per_second
+        self._aligns_times = aligns_times
         self.rope_positions = RopePositions(num_rows) if patches_per_side else None
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
@@ -260,16 +263,24 @@ class InputBatch:
 
     def _placed_grids(self, request: NewRequest) -> Iterator[PlacedGrid]:
         """Yield the images and videos of a request; each span of one has some of its frames."""
-        side = self._patches_per_side
+        side, per_second = self._patches_per_side, self._tokens_per_second
         for item in request.items:
+            if item.modality == "audio":
+                continue  # whose positions are those of text
             frames, rows, columns = item.grid
             of_span = frames // len(item.spans)
-            interval = 1.0
-            if self._tokens_per_second:  # rounded as in transformers, which has times in float32
-                seconds = np.float32(item.frame_seconds)
-                interval = float(np.float32(self._tokens_per_second) * seconds)
+            interval, factor = 1.0, 1.0
+            if per_second:  # rounded as in transformers, which has times in float32
+                interval, factor = item.frame_seconds, per_second
+                if not self._aligns_times:
+                    interval, factor = float(np.float32(per_second) * np.float32(interval)), 1.0
             for begin, _ in item.spans:
-                yield PlacedGrid(begin, of_span, rows // side, columns // side, interval)
+                yield PlacedGrid(
+                    *(begin, of_span, rows // side, columns // side),
+                    interval=interval,
+                    factor=factor,
+                    moves_text=self._aligns_times,
+                )
 
     def is_filtered(self, rows: LongArray) -> npt.NDArray[np.bool_]:
         """Return (N,) booleans: whether top_k, top_p or min_p restricts the draws of these rows."""

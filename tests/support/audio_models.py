@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 import transformers
 from support.one_thread import one_thread
-from support.vision_families import TEXT
+from support.vision_families import FAMILIES, TEXT, WHISPER, WHISPER_SETTINGS
 from support.vision_models import draw_weights, make_vision_model, tokenizer_with
 from torch import Tensor
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
@@ -21,14 +21,7 @@ from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 RATE = 16000
 SECONDS = 3
 """The longest sound."""
-AUDIO: dict[str, Any] = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 64,
-    "num_mel_bins": 16,
-    "max_source_positions": SECONDS * 50,
-}
+AUDIO = WHISPER
 
 
 class AudioFamily(NamedTuple):
@@ -112,11 +105,6 @@ def make_audio_model(
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": AUDIO["num_mel_bins"],
-        "chunk_length": SECONDS,
-    }
     for name, content in {
         "generation_config.json": {"eos_token_id": end},
         "tokenizer_config.json": {
@@ -124,7 +112,7 @@ def make_audio_model(
             "eos_token": "<|im_end|>",
             "chat_template": TEMPLATE.replace("MARK", family.begin + family.token + family.end),
         },
-        "preprocessor_config.json": settings,
+        "preprocessor_config.json": WHISPER_SETTINGS,
     }.items():
         (directory / name).write_text(json.dumps(content, indent=2))
     return model
@@ -146,6 +134,19 @@ def make_gemma4(directory: Path, audio: dict[str, Any] | None = None, **text: An
     return model
 
 
+def make_omni(directory: Path, audio: dict[str, Any] | None = None, **outer: Any) -> Any:
+    """A random float32 thinker of Qwen 2.5 Omni of transformers' in `directory`, which sees images
+    and videos, too.
+
+    Args:
+        directory: where its files are written to.
+        audio: further fields of config.json's ``audio_config``.
+        outer: further fields of config.json itself.
+    """
+    outer = {"audio_config": FAMILIES["qwen2_5_omni"].outer["audio_config"] | (audio or {})} | outer
+    return make_vision_model("qwen2_5_omni", directory, outer=outer)
+
+
 def gemma4_extractor(**settings: Any) -> Any:
     """transformers' feature extractor of that model."""
     return Gemma4AudioFeatureExtractor(**{"feature_size": GEMMA4_AUDIO_MELS} | settings)
@@ -153,9 +154,8 @@ def gemma4_extractor(**settings: Any) -> Any:
 
 def extractor() -> Any:
     """transformers' feature extractor of Qwen2-Audio."""
-    return transformers.WhisperFeatureExtractor(
-        feature_size=AUDIO["num_mel_bins"], chunk_length=SECONDS
-    )
+    sizes = {name: WHISPER_SETTINGS[name] for name in ("feature_size", "chunk_length")}
+    return transformers.WhisperFeatureExtractor(**sizes)
 
 
 def audio_inputs(

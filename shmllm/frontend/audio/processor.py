@@ -53,6 +53,7 @@ class AudioProcessor(ItemProcessor[Sound]):
         self._settings = settings
         self._count = placeholder.count
         self._divides, self._fills = placeholder.divides, placeholder.fills
+        self._frames_behind = placeholder.frames_behind
 
     @classmethod
     def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> Self:
@@ -101,6 +102,7 @@ class AudioProcessor(ItemProcessor[Sound]):
                 f"{name} is too short: it has {len(samples)} samples at {self._settings.rate} Hz"
             )
         found = _LOG_MEL[type(self._settings)](samples, self._settings)
+        found = found[: grid[0] + self._frames_behind]
         found.flags.writeable = False
         return PreparedItem(found, grid, count)
 

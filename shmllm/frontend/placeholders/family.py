@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.formats.audio_settings import AudioSettings
+from shmllm.formats.audio_settings import FRAMES_BEHIND, AudioSettings
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.videos.rules.family import VideoRules
@@ -177,11 +177,13 @@ class AudioPlaceholder(Placeholder):
         divides: whether a sound may be longer, and is divided into parts of so many frames, of
             which those behind its end are silent.
         fills: whether a sound has so many, of which those behind its end are silent.
+        frames_behind: how many frames behind its end the tower reads.
     """
 
     modality: ClassVar[Modality] = "audio"
     divides: ClassVar[bool] = False
     fills: ClassVar[bool] = False
+    frames_behind: ClassVar[int] = FRAMES_BEHIND
 
     num_mels: int
     most_frames: int

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.formats.processor_files import PROCESSOR, read_object
+from shmllm.formats.thinker import thinker_of
 from shmllm.frontend.placeholders.aya_vision import (
     AyaVisionPlaceholder,
     Cohere2VisionPlaceholder,
@@ -32,6 +33,11 @@ from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import LlavaNextPlaceholder, LlavaPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
+from shmllm.frontend.placeholders.qwen2_5_omni import (
+    OmniAudioPlaceholder,
+    OmniPlaceholder,
+    OmniVideoPlaceholder,
+)
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_vl import (
     Qwen3VideoPlaceholder,
@@ -61,6 +67,11 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
+    "Qwen2_5OmniThinkerForConditionalGeneration": (
+        OmniPlaceholder,
+        OmniVideoPlaceholder,
+        OmniAudioPlaceholder,
+    ),
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
@@ -93,6 +104,7 @@ def placeholders_of_model(
     Raises:
         EngineStartError: a file cannot be read, or a field is wrong.
     """
+    config = thinker_of(config, str(directory / "config.json"))
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     families = FAMILIES.get(name, ()) if isinstance(name, str) else ()

@@ -183,6 +183,40 @@ class VoxtralTower(WhisperTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen2_5OmniAudioTower(WhisperTower):
+    """The layers of Whisper's encoder, which attend within chunks of a sound; positions begin anew
+    in each. Means of pairs of the results, a norm and a projection follow.
+
+    Attributes:
+        window: the positions of a chunk, of two frames each.
+    """
+
+    window: int = 100
+
+    @property
+    def most_frames(self) -> int:
+        """The frames of 300 seconds, of which chunks know nothing: the longest sound of published
+        feature extractors."""
+        return 30_000
+
+    @property
+    def chunks_at_once(self) -> int:
+        """How many chunks are computed at a time: about those of 30 seconds, as Whisper does."""
+        return max(1, 1500 // self.window)
+
+    @property
+    def most_activations(self) -> int:
+        """See `WhisperTower.most_activations`: those of the chunks that are computed at a time, and
+        two tensors of the stream."""
+        at_once = 2 * self.window * self.chunks_at_once
+        of_chunks = at_once * super(Qwen2_5OmniAudioTower, self).most_activations
+        return self.hidden_size + of_chunks // self.most_frames
+
+    def num_inputs(self, frames: int) -> int:
+        return frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AudioSpec:
     """What a model computes of sounds.
 

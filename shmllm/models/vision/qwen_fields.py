@@ -76,6 +76,7 @@ def read_video(
     *,
     in_one_piece: bool,
     tokens_per_second: float = 0.0,
+    is_aligned: bool = False,
     tokens: ItemTokens = TOKENS,
 ) -> VideoSpec | None:
     """Returns how a model takes videos; None: its vocabulary has no token for them.
@@ -84,11 +85,11 @@ def read_video(
         fields: what `configure` got.
         processors: see `VideoSpec`.
         vocab_size: the number of tokens.
-        in_one_piece: see `VideoSpec`.
-        tokens_per_second: see `VideoSpec`.
+        in_one_piece, tokens_per_second, is_aligned: see `VideoSpec`.
         tokens: the defaults.
     """
-    token = fields.whole.integer("video_token_id", tokens.video, minimum=0)
+    older = fields.whole.integer("video_token_index", tokens.video, minimum=0)
+    token = fields.whole.integer("video_token_id", older, minimum=0)
     if token >= vocab_size:
         return None
     return VideoSpec(
@@ -96,6 +97,7 @@ def read_video(
         processors=processors,
         in_one_piece=in_one_piece,
         tokens_per_second=tokens_per_second,
+        is_aligned=is_aligned,
     )
 
 

@@ -210,12 +210,15 @@ class VideoSpec:
             an image of its own, behind a text that says its time.
         tokens_per_second: how many positions on the axis of time are a second. 0: a frame is one,
             whatever its time.
+        is_aligned: whether positions of time are those of TMRoPE (Xu et al., "Qwen2.5-Omni", 2025,
+            section 2.2): what follows a video begins behind its last time, too.
     """
 
     token: int
     processors: tuple[str, ...]
     in_one_piece: bool
     tokens_per_second: float = 0.0
+    is_aligned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

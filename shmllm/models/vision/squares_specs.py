@@ -87,10 +87,12 @@ class Qwen2_5Tower(RotatedTower):
     Attributes:
         window: the side of the windows that patches attend within, in squares.
         full_layers: the layers that attend to the whole image.
+        has_apart: whether checkpoints have the projections to queries, keys and values apart.
     """
 
     window: int
     full_layers: tuple[int, ...]
+    has_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

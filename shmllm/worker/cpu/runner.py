@@ -144,6 +144,7 @@ class CpuRunner(LoadedRunner):
             max_drafts=config.max_drafts,
             patches_per_side=loaded.config.patches_per_side,
             tokens_per_second=loaded.config.tokens_per_second,
+            aligns_times=loaded.config.aligns_times,
             make_tables=lambda shape: ranks.memory.array(TABLES, *shape, dtype="int32"),
         )
 
