@@ -17,6 +17,7 @@ from shmllm.models.audio.specs import AudioSpec, Qwen2_5OmniAudioTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.qwen2_audio import AUDIO_TOKEN
+from shmllm.models.rope_config import VideoTimes
 from shmllm.models.vision.fields import read_item_token, vision_fields
 from shmllm.models.vision.qwen_fields import TOKENS, read_video, with_vision
 from shmllm.models.vision.specs import VisionSpec
@@ -49,6 +50,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     if vision is None:
         return None
     tower = replace(qwen2_5_vl.read_tower(vision, config), has_apart=True)
+    per_second = fields.whole.integer("position_id_per_seconds", 25)
     names = "image_token_id", "image_token_index"
     return VisionSpec(
         image_token=read_item_token(fields, names, TOKENS.image, config.vocab_size),
@@ -60,8 +62,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
             ("Qwen2VLVideoProcessor",),
             config.vocab_size,
             in_one_piece=True,
-            tokens_per_second=fields.whole.integer("position_id_per_seconds", 25),
-            is_aligned=True,
+            times=VideoTimes(per_second, is_aligned=True),
         ),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from shmllm.models import qwen2, qwen2_vl
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.rope_config import VideoTimes
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
 from shmllm.models.vision.qwen_fields import TOKENS, read_qwen_tower, read_video, with_vision
 from shmllm.models.vision.specs import VisionSpec
@@ -47,7 +48,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
             ("Qwen2VLVideoProcessor",),
             config.vocab_size,
             in_one_piece=True,
-            tokens_per_second=vision.number("tokens_per_second", 4),
+            times=VideoTimes(vision.number("tokens_per_second", 4)),
         ),
     )
 

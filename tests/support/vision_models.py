@@ -86,6 +86,8 @@ def make_vision_model(
     _write(directory / "generation_config.json", {"eos_token_id": end})
     _write(directory / "tokenizer_config.json", _tokenizer_config(family))
     _write(directory / "preprocessor_config.json", image_settings(name))
+    if name == "qwen2_5_omni":  # whose frames have bounds of their own
+        _write(directory / "video_preprocessor_config.json", PREPARED | family.settings)
     return model
 
 

@@ -144,12 +144,15 @@ class VideoPlaceholder(Placeholder):
 
     Attributes:
         processors: the names of transformers' classes that may prepare them, the default first.
+        own_settings: the fields that those of the image processor do not stand for, where a model
+            has no file for videos.
         image: how they contain images, of which frames have the rules.
         frames_at_once: how many frames the model's tower makes one of.
     """
 
     modality: ClassVar[Modality] = "video"
     processors: ClassVar[tuple[str, ...]]
+    own_settings: ClassVar[frozenset[str]] = frozenset()
 
     image: ImagePlaceholder
     frames_at_once: int

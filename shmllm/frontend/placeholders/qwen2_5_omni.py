@@ -34,8 +34,10 @@ class OmniPlaceholder(QwenVLPlaceholder):
 
 @dataclass(frozen=True, kw_only=True)
 class OmniVideoPlaceholder(QwenVideoPlaceholder):
-    """Without the sound of a video."""
+    """Without the sound of a video. Frames have bounds of their own, those of transformers'
+    `Qwen2_5OmniProcessor`, as published files have none for them."""
 
+    own_settings: ClassVar[frozenset[str]] = frozenset({"size", "min_pixels", "max_pixels"})
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = OmniPlaceholder
 
 

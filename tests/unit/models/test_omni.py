@@ -18,6 +18,7 @@ from shmllm.models.audio.specs import AudioSpec, Qwen2_5OmniAudioTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import read_config, read_fields
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.rope_config import VideoTimes
 from shmllm.models.vision.specs import VideoSpec, VisionSpec
 from shmllm.models.vision.squares_specs import Qwen2_5Tower
 
@@ -123,8 +124,7 @@ VISION = VisionSpec(
         token=151656,
         processors=("Qwen2VLVideoProcessor",),
         in_one_piece=True,
-        tokens_per_second=25.0,
-        is_aligned=True,
+        times=VideoTimes(25, is_aligned=True),
     ),
 )
 AUDIO = AudioSpec(
@@ -173,7 +173,7 @@ def test_files_of_qwen_2_5_omni_are_read(architecture: str, tmp_path: Path) -> N
     assert (rope.sections, rope.mixes_axes, rope.theta) == ((16, 24, 24), False, 1e6)
     assert config.attentions[0].num_kv_heads == 4
     assert (config.vision, config.audio) == (VISION, AUDIO)
-    assert (config.tokens_per_second, config.aligns_times) == (25, True)
+    assert config.video_times == VideoTimes(25, is_aligned=True)
     assert AUDIO.num_embeddings((3000, 1, 1)) == 750
 
 

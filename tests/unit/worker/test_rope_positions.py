@@ -29,6 +29,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTh
 
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.models.mixer_specs import WITHIN_ITEMS
+from shmllm.models.rope_config import VideoTimes
 from shmllm.params.items import Item
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
@@ -251,7 +252,7 @@ def test_positions_of_qwen_2_5_omni_equal_transformers(name: str, omni: Any) -> 
 def test_a_batch_places_text_behind_the_times_of_videos_that_are_aligned() -> None:
     """And sounds as text."""
     sound = Item(bytes(32), ((0, 2),), (8, 1, 1), None, "audio")
-    options: Any = {"patches_per_side": 2, "tokens_per_second": 2.0, "aligns_times": True}
+    options: Any = {"patches_per_side": 2, "video_times": VideoTimes(2.0, is_aligned=True)}
     batch = InputBatch(1, 32, 32, 100, **options)
     request = replace(with_item(16, VIDEO), items=(sound, VIDEO))
     batch.update(plan := plan_of((0, 0, 16), new=(request,)))
@@ -267,8 +268,8 @@ def test_aligned_times_have_the_roundings_of_transformers() -> None:
     for _ in range(300):
         seconds, tokens = 2 / int(draw.integers(1, 31)), int(draw.choice([2, 3, 13, 25]))
         item = replace(VIDEO, spans=((0, 40),), grid=(40, 2, 2), frame_seconds=seconds)
-        options: Any = {"patches_per_side": 2, "tokens_per_second": float(tokens)}
-        batch = InputBatch(1, 64, 32, 100, **options, aligns_times=True)
+        times = VideoTimes(tokens, is_aligned=True)
+        batch = InputBatch(1, 64, 32, 100, patches_per_side=2, video_times=times)
         batch.update(plan := plan_of((0, 0, 40), new=(with_item(40, item),)))
         each = torch.tensor([seconds])[0]
         expected = (torch.arange(40) * each.float() * tokens).long()
@@ -366,7 +367,7 @@ def with_item(length: int, item: Item) -> NewRequest:
 
 
 def test_a_batch_places_videos_by_the_time_between_their_frames() -> None:
-    batch = InputBatch(1, 32, 32, 100, patches_per_side=2, tokens_per_second=2.0)
+    batch = InputBatch(1, 32, 32, 100, patches_per_side=2, video_times=VideoTimes(2.0))
     batch.update(plan := plan_of((0, 0, 16), new=(with_item(16, VIDEO),)))
     time, row, column = batch.inputs(plan).positions_on_axes.tolist()
     assert time == [0, 1, *[2] * 4, *[5] * 4, *[8] * 4, 4, 5]
@@ -385,7 +386,7 @@ def test_times_have_the_roundings_of_transformers() -> None:
         )
         seconds, tokens = float(2 / (used / total * rate)), int(draw.choice([2, 3, 25]))
         item = replace(VIDEO, spans=((0, 40),), grid=(40, 2, 2), frame_seconds=seconds)
-        batch = InputBatch(1, 64, 32, 100, patches_per_side=2, tokens_per_second=float(tokens))
+        batch = InputBatch(1, 64, 32, 100, patches_per_side=2, video_times=VideoTimes(tokens))
         batch.update(plan := plan_of((0, 0, 40), new=(with_item(40, item),)))
         expected = (torch.arange(40) * (tokens * torch.tensor([seconds])[0])).long()
         assert batch.inputs(plan).positions_on_axes[0].tolist() == expected.tolist()

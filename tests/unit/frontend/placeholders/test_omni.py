@@ -129,6 +129,8 @@ def test_prompts_are_expanded_as_transformers_expands_them(
     assert items["audio"].grid == (-(-len(SOUNDS[sound]) // 160), 1, 1)
     assert items["audio"].data.shape == (items["audio"].grid[0], 128)
     assert items["video"].frame_seconds == 1.0
+    assert items["image"].grid == (1, 4, 6)  # its bounds are 3136 and 12845056 pixels
+    assert items["video"].grid == (2, 26, 22)  # those of frames 128 and 768 squares
 
 
 def test_features_are_those_of_transformers_without_frames_behind(model: Model) -> None:

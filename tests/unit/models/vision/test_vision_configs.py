@@ -14,6 +14,7 @@ from support.vision_models import EACH_FAMILY, make_vision_model
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.rope_config import VideoTimes
 from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.specs import Gemma3Tower, Idefics3Tower, LlavaTower, VideoSpec, VisionSpec
 from shmllm.models.vision.squares_specs import (
@@ -495,7 +496,7 @@ def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path
             token=151656,
             processors=("Qwen2VLVideoProcessor",),
             in_one_piece=True,
-            tokens_per_second=2.0,
+            times=VideoTimes(2.0),
         ),
     )
 
