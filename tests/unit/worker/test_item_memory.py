@@ -387,7 +387,13 @@ HEARING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("architecture", "count"), [*zip(HEARING, (750, 7500), strict=True)])
+@pytest.mark.parametrize(
+    ("architecture", "count"),
+    [
+        ("Gemma4ForConditionalGeneration", 750),
+        slow("Qwen2_5OmniThinkerForConditionalGeneration", 7500),
+    ],
+)
 def test_the_estimate_covers_the_longest_sound(
     architecture: str, count: int, tmp_path: Path
 ) -> None:
