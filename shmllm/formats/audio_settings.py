@@ -77,6 +77,16 @@ class WhisperSettings(AudioSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnpaddedSettings(WhisperSettings):
+    """Those of transformers' `WhisperFeatureExtractor` for one sound without anything behind it: at
+    its end frames read its last samples mirrored, and a rest that is shorter than `hop` has no
+    frame."""
+
+    def count_frames(self, num_samples: int) -> int:
+        return num_samples // self.hop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4AudioSettings(AudioSettings):
     """Those of transformers' `Gemma4AudioFeatureExtractor`. The first frame has its middle at the
     begin of a sound, and the last one ends a sample before its end.

@@ -11,6 +11,7 @@ from shmllm.errors import EngineStartError
 THINKERS = {
     "Qwen2_5OmniForConditionalGeneration": "Qwen2_5OmniThinkerForConditionalGeneration",
     "Qwen2_5OmniModel": "Qwen2_5OmniThinkerForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
 """For each architecture of a whole model, that of its thinker."""
 PREFIX = "thinker."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.image_settings import ImageSettings, settings_of
@@ -13,7 +15,7 @@ VIDEO_PREPROCESSOR = "video_preprocessor_config.json"
 
 
 def read_video_settings(
-    directory: Path, processors: Sequence[str], own: Collection[str] = ()
+    directory: Path, processors: Sequence[str], own: Mapping[str, Any] = MappingProxyType({})
 ) -> ImageSettings | None:
     """Reads the settings of the video processor in a model's directory. Where it has none of its
     own, those of the image processor hold for both, as in transformers.
@@ -22,7 +24,8 @@ def read_video_settings(
         directory: the model's directory.
         processors: the names of transformers' classes for the model, of which the file may name
             one; the first one if it names none.
-        own: the fields that those of the image processor do not stand for.
+        own: what takes the place of fields of the image processor; None is the default of the
+            class of the video processor.
 
     Returns:
         None if the directory has none.
@@ -37,7 +40,7 @@ def read_video_settings(
         return None
     values, path = found
     if path.name == PREPROCESSOR and isinstance(values, dict):
-        values = {name: value for name, value in values.items() if name not in own}
+        values = {**values, **own}
     name = values.get("video_processor_type") if isinstance(values, dict) else None
     if name not in (None, *processors):
         known = " or ".join(map(repr, processors))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen2, qwen2_5_vl, qwen2_vl
-from shmllm.models.audio.fields import read_whisper
+from shmllm.models.audio.fields import audio_fields, read_omni_encoder
 from shmllm.models.audio.specs import AudioSpec, Qwen2_5OmniAudioTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -33,7 +33,6 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "rope_theta": 1e6,
     "sliding_window": 32768,
 }
-_AUDIO_TYPE = "qwen2_5_omni_audio_encoder"
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -69,23 +68,11 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
 
 def read_audio(fields: Fields, config: ModelConfig) -> AudioSpec | None:
     """Returns what the model computes of sounds; None: it has no ``audio_config``."""
-    values = fields.whole.table("audio_config")
-    if not values:
+    audio = audio_fields(fields, "qwen2_5_omni_audio_encoder")
+    if audio is None:
         return None
-    audio = Fields(values, f"{fields.whole.where}: audio_config")
-    if (found := audio.text("model_type", _AUDIO_TYPE)) != _AUDIO_TYPE:
-        raise audio.error(f"model_type {found!r} is not supported; supported: {_AUDIO_TYPE}")
-    if (output := audio.integer("output_dim", 3584)) != config.hidden_size:
-        raise audio.error(
-            f"output_dim ({output}) differs from the language model's hidden_size "
-            f"({config.hidden_size})"
-        )
-    tower = read_whisper(
-        audio, Qwen2_5OmniAudioTower, num_layers=32, num_heads=20, inner=5120, num_mels=128
-    )
+    tower = read_omni_encoder(audio, Qwen2_5OmniAudioTower, config.hidden_size)
     window = audio.integer("n_window", 100, maximum=tower.num_positions)
-    if tower.hidden_size % 2 or tower.hidden_size == 2:
-        raise audio.error(f"d_model ({tower.hidden_size}) must be an even number above 2")
     names = "audio_token_id", "audio_token_index"
     return AudioSpec(
         token=read_item_token(fields, names, AUDIO_TOKEN, config.vocab_size),

@@ -65,7 +65,7 @@ of transformers' versions have other ones."""
 
 SKIPPED_PREFIXES = (
     "mtp.",  # layers that predict several tokens
-    *("talker.", "token2wav."),  # what makes speech of text
+    *("talker.", "token2wav.", "code2wav."),  # what makes speech of text
     *TOWER_PREFIXES,
     "model.mm_projector.",
     "mm_projector.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,14 @@ MADE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "qwen3_omni_moe": {
+        "vision": {"out_hidden_size": 32, "depth": 3, "deepstack_visual_indexes": [0, 2]},
+        "outer": {
+            "audio_config": WHISPER | {"downsample_hidden_size": 6, "output_dim": 32},
+        },
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "qwen3_vl": {
         "vision": {"out_hidden_size": 32, "depth": 3, "deepstack_visual_indexes": [0, 2]},
         "num_attention_heads": 2,
@@ -106,6 +115,7 @@ MADE: dict[str, dict[str, Any]] = {
 SQUARE: Grid = (1, 1, 1)
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_5_omni": [(1, 4, 6), (1, 4, 2)],
+    "qwen3_omni_moe": [(1, 4, 6), (1, 4, 2)],
     "qwen3_vl": [(1, 4, 6), (1, 4, 2)],
     "qwen3_vl_moe": [(1, 4, 6), (1, 4, 2)],
     "qwen3_5": [(1, 4, 6), (1, 4, 2)],
@@ -170,7 +180,7 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
             spans = ((len(prompt), len(prompt) + count),)
             items.append(Item(sha256(pixels.tobytes()).digest(), spans, grid, pixels))
             prompt += [token] * count
-        if name == "qwen2_5_omni":  # transformers finds images by the tokens around them
+        if "omni" in name:  # transformers finds images by the tokens around them
             for begin, end in (span for item in items for span in item.spans):
                 prompt[begin - 1] = model.config.vision_start_token_id
                 prompt[end] = model.config.vision_end_token_id
@@ -282,11 +292,11 @@ def make_encoded_sound(directory: Path) -> Encoded:
 
 
 @torch.inference_mode()
-def encode_chunks(directory: Path) -> Encoded:
-    """A sound of Qwen 2.5 Omni."""
-    model = make_omni(directory)
-    samples = np.random.default_rng(1).standard_normal(9000) * 0.1
-    inputs = audio_inputs([samples.astype(np.float32)])
+def encode_chunks(directory: Path, name: str) -> Encoded:
+    """A sound of Qwen Omni."""
+    model = make_omni(directory, name=name)
+    samples = np.random.default_rng(1).standard_normal(20_000) * 0.1
+    inputs = audio_inputs([samples.astype(np.float32)], name)
     wanted = model.get_audio_features(**inputs, return_dict=True).last_hidden_state
     frames, spans = int(inputs["feature_attention_mask"].sum()), ((0, len(wanted)),)
     features = inputs["input_features"][0].T[:frames].contiguous().numpy()
@@ -296,7 +306,8 @@ def encode_chunks(directory: Path) -> Encoded:
 SOUNDS = {
     "voxtral": make_encoded_sound,
     "gemma4, a sound": encode_sound,
-    "qwen2_5_omni, a sound": encode_chunks,
+    "qwen2_5_omni, a sound": partial(encode_chunks, name="qwen2_5_omni"),
+    "qwen3_omni_moe, a sound": partial(encode_chunks, name="qwen3_omni_moe"),
 }
 
 

@@ -40,6 +40,7 @@ NAMES = [
     *("qwen2_audio", "voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
     *map(slow, ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
+    *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos")),
 ]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
@@ -52,6 +53,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "voxtral": partial(audio_models.make_audio_model, name="voxtral"),
     "gemma4": audio_models.make_gemma4,
     "qwen2_5_omni": audio_models.make_omni,
+    "qwen3_omni_moe": partial(audio_models.make_omni, name="qwen3_omni_moe"),
 }
 VIDEOS = [
     RANDOM.integers(0, 256, (8, 80, 100, 3), dtype=np.uint8),
@@ -173,6 +175,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
         *("qwen2_audio", "qwen3_vl"),
         *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
         *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
+        *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos")),
     ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
@@ -229,7 +232,7 @@ def test_an_engine_process_and_coroutines_give_the_same(some_subject: Subject) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 130}], ids=["whole", "chunks"])
-@pytest.mark.parametrize("name", ["gemma4", "qwen2_5_omni"])
+@pytest.mark.parametrize("name", ["gemma4", "qwen2_5_omni", "qwen3_omni_moe"])
 def test_images_sounds_and_videos_share_a_prompt(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -51,6 +51,8 @@ AUDIO_FAMILIES = {
         *("[BEGIN_AUDIO]", "[AUDIO]", ""),
     ),
 }
+UNPADDED = {"padding": True, "truncation": False}
+"""How Qwen 3 Omni's processor calls the extractor."""
 GEMMA4_AUDIO_MELS = 16
 GEMMA4_AUDIO: dict[str, Any] = {
     "hidden_size": 32,
@@ -134,17 +136,23 @@ def make_gemma4(directory: Path, audio: dict[str, Any] | None = None, **text: An
     return model
 
 
-def make_omni(directory: Path, audio: dict[str, Any] | None = None, **outer: Any) -> Any:
-    """A random float32 thinker of Qwen 2.5 Omni of transformers' in `directory`, which sees images
-    and videos, too.
+def make_omni(
+    directory: Path,
+    audio: dict[str, Any] | None = None,
+    name: str = "qwen2_5_omni",
+    **outer: Any,
+) -> Any:
+    """A random float32 thinker of Qwen Omni of transformers' in `directory`, which sees images and
+    videos, too.
 
     Args:
         directory: where its files are written to.
+        name: one of `vision_families.FAMILIES`.
         audio: further fields of config.json's ``audio_config``.
         outer: further fields of config.json itself.
     """
-    outer = {"audio_config": FAMILIES["qwen2_5_omni"].outer["audio_config"] | (audio or {})} | outer
-    return make_vision_model("qwen2_5_omni", directory, outer=outer)
+    outer = {"audio_config": FAMILIES[name].outer["audio_config"] | (audio or {})} | outer
+    return make_vision_model(name, directory, outer=outer)
 
 
 def gemma4_extractor(**settings: Any) -> Any:
@@ -172,7 +180,11 @@ def audio_inputs(
     if model == "gemma4":
         return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
     found = extractor()(
-        list(sounds), sampling_rate=RATE, return_attention_mask=True, return_tensors="pt"
+        list(sounds),
+        sampling_rate=RATE,
+        return_attention_mask=True,
+        return_tensors="pt",
+        **(UNPADDED if model.startswith("qwen3_omni") else {}),
     )
     return {
         "input_features": found["input_features"],

@@ -15,7 +15,10 @@ from torch import Tensor
 
 from shmllm.params.items import Item
 
-SECONDS = {"qwen2_5_vl": "second_per_grid_ts", "qwen2_5_omni": "video_second_per_grid"}
+SECONDS = {
+    "qwen2_5_vl": "second_per_grid_ts",
+    **dict.fromkeys(("qwen2_5_omni", "qwen3_omni_moe"), "video_second_per_grid"),
+}
 """The argument with the seconds between frames, of the families that have one."""
 
 
@@ -82,7 +85,7 @@ def reference_tokens(
             for token in (config.video_start_token_id, config.video_end_token_id)
         )
         is_image, is_video = is_image & (begun <= ended), is_image & (begun > ended)
-    if model.vision_family != "qwen2_5_omni":
+    if "omni" not in model.vision_family:
         inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
     with placed(model, is_image, is_video):
         output = model.generate(

@@ -412,6 +412,24 @@ FAMILIES = {
         {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
         | {"mlp_only_layers": [1]},
     ),
+    "qwen3_omni_moe": _qwen3(
+        "Qwen3OmniMoeThinker",
+        {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+        | {"mlp_only_layers": [1]},
+    )._replace(
+        outer={
+            "audio_config": WHISPER
+            | {"output_dim": 64, "n_window_infer": 200, "downsample_hidden_size": 6},
+            "position_id_per_seconds": 6,
+        },
+        marks=(*_CHATML, *_PAD_MARKS, "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>"),
+        ids=_QWEN_IDS
+        | {
+            "audio_token_id": "<|audio_pad|>",
+            "audio_start_token_id": "<|audio_start|>",
+            "audio_end_token_id": "<|audio_end|>",
+        },
+    ),
     "qwen3_5": _qwen3_5("Qwen3_5", {}),
     "qwen3_5_moe": _qwen3_5(
         "Qwen3_5Moe",

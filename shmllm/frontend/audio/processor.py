@@ -17,6 +17,7 @@ from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import (
     AudioSettings,
     Gemma4AudioSettings,
+    UnpaddedSettings,
     WhisperSettings,
     read_audio_settings,
 )
@@ -32,6 +33,7 @@ from shmllm.frontend.placeholders.family import AudioPlaceholder
 _TRUNCATION = "truncation"
 _LOG_MEL: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] = {
     WhisperSettings: features.log_mel,
+    UnpaddedSettings: features.unpadded_log_mel,
     Gemma4AudioSettings: gemma4_features.log_mel,
 }
 """What computes features of samples, by the kind of extractor."""
@@ -49,6 +51,7 @@ class AudioProcessor(ItemProcessor[Sound]):
 
     def __init__(self, settings: AudioSettings, placeholder: AudioPlaceholder) -> None:
         super().__init__(placeholder)
+        settings = placeholder.adapted(settings)
         placeholder.check_settings(settings)
         self._settings = settings
         self._count = placeholder.count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -144,15 +145,15 @@ class VideoPlaceholder(Placeholder):
 
     Attributes:
         processors: the names of transformers' classes that may prepare them, the default first.
-        own_settings: the fields that those of the image processor do not stand for, where a model
-            has no file for videos.
+        own_settings: what takes the place of fields of the image processor where a model has no
+            file for videos.
         image: how they contain images, of which frames have the rules.
         frames_at_once: how many frames the model's tower makes one of.
     """
 
     modality: ClassVar[Modality] = "video"
     processors: ClassVar[tuple[str, ...]]
-    own_settings: ClassVar[frozenset[str]] = frozenset()
+    own_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     image: ImagePlaceholder
     frames_at_once: int
@@ -190,6 +191,10 @@ class AudioPlaceholder(Placeholder):
 
     num_mels: int
     most_frames: int
+
+    def adapted(self, settings: AudioSettings) -> AudioSettings:
+        """The feature extractor's settings as the model's processor calls it."""
+        return settings
 
     def check_settings(self, settings: AudioSettings) -> None:
         """Raises EngineStartError if the feature extractor's settings do not suit the tower."""

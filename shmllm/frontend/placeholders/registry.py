@@ -33,12 +33,15 @@ from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import LlavaNextPlaceholder, LlavaPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
-from shmllm.frontend.placeholders.qwen2_5_omni import (
+from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
+from shmllm.frontend.placeholders.qwen_omni import (
+    Omni3AudioPlaceholder,
+    Omni3Placeholder,
+    Omni3VideoPlaceholder,
     OmniAudioPlaceholder,
     OmniPlaceholder,
     OmniVideoPlaceholder,
 )
-from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_vl import (
     Qwen3VideoPlaceholder,
     Qwen3VLPlaceholder,
@@ -73,6 +76,11 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
         OmniAudioPlaceholder,
     ),
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": (
+        Omni3Placeholder,
+        Omni3VideoPlaceholder,
+        Omni3AudioPlaceholder,
+    ),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shmllm.models.audio.convolutions import KERNEL, convolve
 from shmllm.models.audio.specs import Qwen2_5OmniAudioTower
-from shmllm.models.audio.whisper import ENCODER, EPS, KERNEL, WhisperLayer, convolve
+from shmllm.models.audio.whisper import ENCODER, EPS, WhisperLayer
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.specs import Grid

@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shmllm.models.audio.convolutions import KERNEL, convolve
 from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
 from shmllm.models.layers import Storage
-from shmllm.models.tower import ACTIVATIONS, Dense, Tower, attend
+from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.specs import Grid
 
 ENCODER, PROJECTOR, DECODER = "audio_tower.", "multi_modal_projector.", "model.decoder."
 EPS = 1e-5
-KERNEL = 3
-"""The length of the convolutions, in frames."""
 
 
 class WhisperEncoder(Tower):
@@ -106,9 +105,12 @@ class WhisperLayer:
         spec: what the tower computes.
         prefix: of the weights' names, such as "audio_tower.layers.0".
         tower: owns the weights.
+        key_bias: whether the projection to keys has a bias.
     """
 
-    def __init__(self, spec: WhisperTower, prefix: str, tower: Tower) -> None:
+    def __init__(
+        self, spec: WhisperTower, prefix: str, tower: Tower, key_bias: bool = False
+    ) -> None:
         width = spec.hidden_size
         self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
         self._norms = [
@@ -116,7 +118,9 @@ class WhisperLayer:
             for name in ("self_attn", "final")
         ]
         self._qkv = [
-            tower.make_dense(f"{prefix}.self_attn.{name}_proj", width, width, bias=name != "k")
+            tower.make_dense(
+                f"{prefix}.self_attn.{name}_proj", width, width, bias=key_bias or name != "k"
+            )
             for name in "qkv"
         ]
         self._out = tower.make_dense(f"{prefix}.self_attn.out_proj", width, width)
@@ -134,11 +138,3 @@ class WhisperLayer:
             largest = torch.finfo(x.dtype).max - 1000
             x = x.clamp(-largest, largest)
         return x
-
-
-def convolve(dense: Dense, x: Tensor, stride: int) -> Tensor:
-    """Returns the convolution over frames, [..., frames, in] -> [..., frames / stride, out]. It is
-    a product with windows of frames: torch's convolution may depend on the number of threads."""
-    windows = F.pad(x, (0, 0, 1, 1)).unfold(-2, KERNEL, stride)  # [..., frames, in, kernel]
-    rows: Tensor = dense(windows.flatten(0, -3).flatten(1))
-    return rows.view(*windows.shape[:-2], -1)

@@ -101,10 +101,12 @@ class Qwen3Tower(RotatedTower):
     Attributes:
         num_positions: the length of the table of positions, a square number.
         level_layers: the layers whose results are levels, too, in ascending order.
+        is_omni: whether checkpoints have the names of Qwen3-Omni for the projections of squares.
     """
 
     num_positions: int
     level_layers: tuple[int, ...]
+    is_omni: bool = False
 
     @property
     def most_activations(self) -> int:

@@ -384,6 +384,10 @@ HEARING: dict[str, dict[str, Any]] = {
         "text_config": {"num_hidden_layers": 2},
         "audio_config": {"encoder_layers": 2},
     },
+    "Qwen3OmniMoeThinkerForConditionalGeneration": {
+        "text_config": {"num_hidden_layers": 2, "num_attention_heads": 32, "vocab_size": 152064},
+        "audio_config": {"encoder_layers": 2, "output_dim": 2048},
+    },
 }
 
 
@@ -392,6 +396,7 @@ HEARING: dict[str, dict[str, Any]] = {
     [
         ("Gemma4ForConditionalGeneration", 750),
         slow("Qwen2_5OmniThinkerForConditionalGeneration", 7500),
+        slow("Qwen3OmniMoeThinkerForConditionalGeneration", 31_200),
     ],
 )
 def test_the_estimate_covers_the_longest_sound(

@@ -413,7 +413,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
-    assert vision.num_levels == (3 if name.startswith("qwen3_vl") else 0)
+    assert vision.num_levels == (3 if name.startswith(("qwen3_vl", "qwen3_omni")) else 0)
     any_size = name.startswith(("gemma4", "glm4", "lfm2", "qwen", "mistral"))
     assert vision.has_axes == name.startswith(("glm4", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
