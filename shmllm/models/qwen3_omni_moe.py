@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen3_moe, qwen3_vl
-from shmllm.models.audio.fields import audio_fields, read_omni_encoder
-from shmllm.models.audio.specs import AudioSpec, Qwen3OmniAudioTower, num_convolved
+from shmllm.models.audio.fields import audio_fields, read_convolved
+from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.qwen2_audio import AUDIO_TOKEN
@@ -31,8 +31,6 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "rope_theta": 1e6,
     "norm_topk_prob": True,
 }
-_POSITIONS = 13
-"""Those of a chunk of a sound, which transformers' counts of embeddings assume."""
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -66,13 +64,7 @@ def read_audio(fields: Fields, config: ModelConfig) -> AudioSpec | None:
     audio = audio_fields(fields, "qwen3_omni_moe_audio_encoder")
     if audio is None:
         return None
-    tower = read_omni_encoder(audio, Qwen3OmniAudioTower, config.hidden_size)
-    window = audio.integer("n_window", 50)
-    if num_convolved(2 * window) != _POSITIONS:
-        raise audio.error(f"n_window {window} is not supported; supported: 49 to 52")
-    together = audio.integer("n_window_infer", 800, minimum=2 * window) // (2 * window)
-    channels = audio.integer("downsample_hidden_size", 480)
     return AudioSpec(
         token=read_item_token(fields, ("audio_token_id",), AUDIO_TOKEN, config.vocab_size),
-        tower=replace(tower, window=window, chunks_together=together, channels=channels),
+        tower=read_convolved(audio, config.hidden_size),
     )

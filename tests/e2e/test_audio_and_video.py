@@ -40,7 +40,7 @@ NAMES = [
     *("qwen2_audio", "voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
     *map(slow, ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
-    *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos")),
+    *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
 ]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
@@ -51,6 +51,7 @@ SOUNDS = [
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "qwen2_audio": audio_models.make_audio_model,
     "voxtral": partial(audio_models.make_audio_model, name="voxtral"),
+    "qwen3_asr": partial(audio_models.make_audio_model, name="qwen3_asr"),
     "gemma4": audio_models.make_gemma4,
     "qwen2_5_omni": audio_models.make_omni,
     "qwen3_omni_moe": partial(audio_models.make_omni, name="qwen3_omni_moe"),
@@ -175,7 +176,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
         *("qwen2_audio", "qwen3_vl"),
         *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
         *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
-        *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos")),
+        *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
     ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:

@@ -45,7 +45,9 @@ def unpadded_log_mel(
     samples: NDArray[np.float32], settings: UnpaddedSettings
 ) -> NDArray[np.float32]:
     """As `log_mel`, of a sound with nothing behind it: [frames, num_mels]."""
-    return _log_mel(samples, settings.count_frames(len(samples)), settings)
+    count = settings.count_frames(len(samples))
+    whole = np.pad(samples, (0, max(0, settings.fewest - len(samples))))
+    return _log_mel(whole, count, settings)
 
 
 def _log_mel(

@@ -1,4 +1,5 @@
-"""Qwen2.5-Omni and Qwen3-Omni: images of Qwen2.5-VL and Qwen3-VL, videos in one piece, sounds."""
+"""Qwen2.5-Omni and Qwen3-Omni: images of Qwen2.5-VL and Qwen3-VL, videos in one piece, sounds.
+Qwen3-ASR: sounds as in Qwen3-Omni."""
 
 from __future__ import annotations
 
@@ -90,6 +91,7 @@ class Omni3AudioPlaceholder(OmniAudioPlaceholder):
     """
 
     MOST_FRAMES: ClassVar[int] = 240_000
+    FEWEST: ClassVar[int] = 0
     TEXTS: ClassVar[Mapping[str, str]] = {
         "audio_token": "<|audio_pad|>",
         "audio_bos_token": "<|audio_start|>",
@@ -107,8 +109,16 @@ class Omni3AudioPlaceholder(OmniAudioPlaceholder):
         if not isinstance(settings, WhisperSettings):
             return settings
         seconds = self.most_frames * settings.hop // settings.rate
-        return UnpaddedSettings(**asdict(settings) | {"seconds": seconds})
+        return UnpaddedSettings(**{"fewest": self.FEWEST} | asdict(settings) | {"seconds": seconds})
 
     def count(self, grid: Grid) -> int:
         whole, rest = divmod(grid[0], self.chunk)
         return whole * -(-self.chunk // 8) + -(-rest // 8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3ASRPlaceholder(Omni3AudioPlaceholder):
+    """Of transformers' `Qwen3ASRProcessor`. Silence fills sounds of less than half a second."""
+
+    FEWEST: ClassVar[int] = 8000
+    DEFAULT_ID: ClassVar[int] = 151676

@@ -41,6 +41,7 @@ from shmllm.frontend.placeholders.qwen_omni import (
     OmniAudioPlaceholder,
     OmniPlaceholder,
     OmniVideoPlaceholder,
+    Qwen3ASRPlaceholder,
 )
 from shmllm.frontend.placeholders.qwen_vl import (
     Qwen3VideoPlaceholder,
@@ -76,6 +77,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
         OmniAudioPlaceholder,
     ),
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
+    "Qwen3ASRForConditionalGeneration": (Qwen3ASRPlaceholder,),
     "Qwen3OmniMoeThinkerForConditionalGeneration": (
         Omni3Placeholder,
         Omni3VideoPlaceholder,

@@ -1,8 +1,8 @@
-"""The tower of Qwen 3 Omni: convolutions within chunks of a sound, and Whisper's layers within
-several chunks.
+"""The tower of Qwen 3 Omni and Qwen 3 ASR: convolutions within chunks of a sound, and Whisper's
+layers within several chunks.
 
 transformers pads the last chunk to the length of the others, and so does this tower, as the
-convolutions read what is behind it; of a sound that is one chunk nothing is behind it.
+convolutions read what is behind it; of a sound that is one chunk nothing is behind it in Omni.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from shmllm.models.audio.convolutions import KERNEL, convolve_plane
 from shmllm.models.audio.qwen2_5_omni import sinusoids
 from shmllm.models.audio.specs import Qwen3OmniAudioTower, num_convolved
-from shmllm.models.audio.whisper import ENCODER, EPS, WhisperLayer
+from shmllm.models.audio.whisper import ENCODER, EPS, PROJECTOR, WhisperLayer
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.specs import Grid
@@ -39,9 +39,12 @@ class Qwen3OmniAudio(Tower):
             for layer in range(spec.num_layers)
         ]
         self._norm = self.make_layer_norm(f"{ENCODER}ln_post", width, EPS)
-        self._up = self.make_dense(f"{ENCODER}proj1", width, width)
+        names = [f"{ENCODER}proj1", f"{ENCODER}proj2"]
+        if spec.has_projector:
+            names = [f"{PROJECTOR}linear_1", f"{PROJECTOR}linear_2"]
+        self._up = self.make_dense(names[0], width, width)
         self._activation = ACTIVATIONS[spec.activation]
-        self._down = self.make_dense(f"{ENCODER}proj2", hidden_size, width)
+        self._down = self.make_dense(names[1], hidden_size, width)
 
     def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
         """Computes the embeddings of a sound.
@@ -54,7 +57,7 @@ class Qwen3OmniAudio(Tower):
         if inputs.shape != (frames, spec.num_mels):
             expected = [frames, spec.num_mels]
             raise ValueError(f"{frames} frames are {expected}, not {list(inputs.shape)}")
-        size = min(frames, spec.chunk)
+        size = spec.chunk if spec.fills else min(frames, spec.chunk)
         parts = inputs.split(size * spec.chunks_together)
         x = torch.cat([self._encode(part, size) for part in parts])
         return self._down(self._activation(self._up(self._norm(x))))

@@ -226,11 +226,16 @@ class Qwen3OmniAudioTower(WhisperTower):
         window: half the frames of a chunk.
         chunks_together: how many chunks attend to one another.
         channels: the width of the results of convolutions.
+        fills: whether a sound that is shorter than a chunk is filled with zeros; otherwise only the
+            last one of several chunks is.
+        has_projector: whether checkpoints have the projections beside the encoder.
     """
 
     window: int = 50
     chunks_together: int = 8
     channels: int = 480
+    fills: bool = False
+    has_projector: bool = False
 
     @property
     def chunk(self) -> int:
