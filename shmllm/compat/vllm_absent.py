@@ -40,9 +40,10 @@ class ModelRegistry:
     @staticmethod
     def get_supported_archs() -> frozenset[str]:
         """The names of the architectures in config.json."""
+        from shmllm.formats.thinker import THINKERS
         from shmllm.models.registry import ARCHITECTURES, REGISTERED
 
-        return frozenset({*ARCHITECTURES, *REGISTERED})
+        return frozenset({*ARCHITECTURES, *THINKERS, *REGISTERED})
 
     @staticmethod
     def register_model(model_arch: str, model_cls: Any) -> None:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.audio_models import make_omni
-from support.model_helpers import load
+from support.model_helpers import assert_logits_close, load, our_logits
+from support.quantized_checkpoints import awq, gptq, named, write_checkpoint
+from support.variants import slow
 from transformers import Qwen2_5OmniThinkerConfig
 
 from shmllm.errors import EngineStartError
@@ -269,6 +271,43 @@ def test_the_other_parts_of_a_checkpoint_are_left_out(newer: bool, tmp_path: Pat
     found = values_of(load(tmp_path))
     assert found.keys() == before.keys()
     assert all(torch.equal(found[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("config", "make"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, gptq),
+        slow({"quant_method": "awq", "bits": 4, "group_size": 32}, awq),
+    ],
+    ids=["gptq", "awq"],
+)
+def test_a_quantized_checkpoint_has_the_names_of_the_whole_model(
+    config: dict[str, Any], make: Any, tmp_path: Path
+) -> None:
+    """As published ones: the matrices of layers are packed, towers are not."""
+    torch.manual_seed(5)
+    make_omni(tmp_path)
+    path = tmp_path / "model.safetensors"
+    values = load_file(path)
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in values.items():
+        module = f"thinker.{name}".removesuffix(".weight")
+        if name.startswith("model.layers.") and name.endswith("_proj.weight"):
+            weight = make(tuple(tensor.shape))
+            values[name] = weight.values
+            stored |= named(module, weight)
+        else:
+            stored[f"thinker.{name}"] = tensor
+    save_file(values, path)
+    plain = load(tmp_path)
+    thinker = json.loads((tmp_path / "config.json").read_text())
+    whole = {"architectures": ["Qwen2_5OmniModel"], "thinker_config": thinker}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    packed = load(write_checkpoint(tmp_path, config, stored))
+    tokens = list(range(5, 45))
+    assert_logits_close(our_logits(packed, tokens), our_logits(plain, tokens), 1e-4)
+    own, theirs = (values_of(model)["visual.merger.mlp.0.weight"] for model in (packed, plain))
+    assert torch.equal(own, theirs)
 
 
 def test_updates_may_have_the_names_of_the_whole_model(tmp_path: Path) -> None:

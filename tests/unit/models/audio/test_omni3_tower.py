@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.audio_models import make_omni
 from support.model_helpers import load
+from support.variants import slow
 from torch import Tensor
 
 from shmllm.models.create import create_model
@@ -25,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "the smallest chunks": {"n_window": 49, "n_window_infer": 98},
     "other sizes": {"encoder_attention_heads": 1, "encoder_ffn_dim": 48, "encoder_layers": 1},
 }
+FIRST, *OTHERS = VARIANTS
 make = partial(make_omni, name="qwen3_omni_moe")
 
 
@@ -73,7 +75,7 @@ def test_embeddings_equal_transformers(frames: int, models: tuple[Any, DecoderMo
     assert_close(ours, reference_embeddings(reference, sound))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [FIRST, *map(slow, OTHERS)])
 def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
     fields = VARIANTS[variant]
     reference = make(tmp_path, fields)
