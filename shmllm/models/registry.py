@@ -11,6 +11,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.text_files import read_text
+from shmllm.formats.thinker import THINKERS
 
 ARCHITECTURES: dict[str, str] = {
     "AfmoeForCausalLM": "afmoe",
@@ -247,6 +248,12 @@ def register_model(architecture: str, family: str) -> None:
     if architecture in ARCHITECTURES:
         raise ValueError(f"{architecture} is an architecture that shmllm has itself")
     REGISTERED[architecture] = family
+
+
+def known_architectures() -> frozenset[str]:
+    """Returns the names in a config.json's ``architectures`` that have a family, those of whole
+    models whose thinker has one included."""
+    return frozenset({*ARCHITECTURES, *THINKERS, *REGISTERED})
 
 
 def purpose_of(architecture: str) -> Purpose:
