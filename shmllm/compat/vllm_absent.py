@@ -40,9 +40,9 @@ class ModelRegistry:
     @staticmethod
     def get_supported_archs() -> frozenset[str]:
         """The names of the architectures in config.json."""
-        from shmllm.models.registry import ARCHITECTURES, REGISTERED
+        from shmllm.models.registry import known_architectures
 
-        return frozenset({*ARCHITECTURES, *REGISTERED})
+        return known_architectures()
 
     @staticmethod
     def register_model(model_arch: str, model_cls: Any) -> None:

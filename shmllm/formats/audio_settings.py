@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,22 @@ class WhisperSettings(AudioSettings):
 
     def count_frames(self, num_samples: int) -> int:
         return -(-num_samples // self.hop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpaddedSettings(WhisperSettings):
+    """Those of transformers' `WhisperFeatureExtractor` for one sound without anything behind it: at
+    its end frames read its last samples mirrored, and a rest that is shorter than `hop` has no
+    frame.
+
+    Attributes:
+        fewest: the samples of the shortest sound; silence fills others.
+    """
+
+    fewest: int = 0
+
+    def count_frames(self, num_samples: int) -> int:
+        return max(num_samples, self.fewest) // self.hop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +196,18 @@ def _read_gemma4(values: dict[str, Any], path: Path) -> Gemma4AudioSettings:
     )
 
 
+def _read_qwen3_asr(values: dict[str, Any], path: Path) -> UnpaddedSettings:
+    whole = _read_whisper({"feature_size": 128} | values, path)
+    found = values.get("min_length", 8000)
+    if type(found) is not int or not 0 <= found < _LARGEST:
+        raise EngineStartError(f"{path}: 'min_length' must be a number of samples, not {found!r}")
+    return UnpaddedSettings(**asdict(whole) | {"fewest": found})
+
+
 _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "WhisperFeatureExtractor": _read_whisper,
     "Gemma4AudioFeatureExtractor": _read_gemma4,
+    "Qwen3ASRFeatureExtractor": _read_qwen3_asr,
 }
 """By the names of transformers' classes. A file may leave fields out; then the defaults of the
 class count."""

@@ -34,7 +34,7 @@ from shmllm.models.mixer_specs import (
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
-from shmllm.models.rope_config import RopeConfig
+from shmllm.models.rope_config import UNTIMED, RopeConfig, VideoTimes
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import (
     AltUpSpec,
@@ -218,10 +218,10 @@ class ModelConfig:
         return self.vision.merge_size if self.vision and self.vision.has_axes else 0
 
     @property
-    def tokens_per_second(self) -> float:
-        """How many positions a second of a video is on the axis of time; 0: a frame is one."""
+    def video_times(self) -> VideoTimes:
+        """Where frames of videos are on the axis of time."""
         video = None if self.vision is None else self.vision.video
-        return 0.0 if video is None else video.tokens_per_second
+        return UNTIMED if video is None else video.times
 
     @property
     def num_layers(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.internvl_chat import in_terms_of_transformers
+from shmllm.formats.thinker import thinker_of
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, STEMS, TEXT_MODELS
 
@@ -42,13 +43,17 @@ _FIRST_NAME = "compression_config"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns what a directory's config.json has, in the terms of transformers, and how its weights
-    are quantized if another file says so, or config.json does not name the method in the way of
-    others.
+    """Returns what a directory's config.json has, in the terms of transformers and of a model that
+    speaks that of its thinker, and how its weights are quantized if another file says so, or
+    config.json does not name the method in the way of others.
 
     Raises:
         EngineStartError: a file is missing or malformed.
     """
+    return thinker_of(_read_whole(path), str(path / "config.json"))
+
+
+def _read_whole(path: Path) -> dict[str, Any]:
     values = read_json_object(path / "config.json")
     found, other = values.get("quantization_config"), path / OF_MODELOPT
     if not found and other.is_file():
@@ -73,8 +78,8 @@ def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Field
     config_path = path / "config.json"
     if not config_path.is_file():
         raise EngineStartError(f"no model in {path}: looked for {config_path}")
-    values = _merged(read_config(path), overrides or {})
-    return text_fields(Fields(values, str(config_path)))
+    values = _merged(_read_whole(path), overrides or {})
+    return text_fields(Fields(thinker_of(values, str(config_path)), str(config_path)))
 
 
 def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from shmllm.models import qwen2, qwen2_vl
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.rope_config import VideoTimes
 from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
 from shmllm.models.vision.qwen_fields import TOKENS, read_qwen_tower, read_video, with_vision
 from shmllm.models.vision.specs import VisionSpec
@@ -36,25 +37,36 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     vision = vision_fields(fields, "qwen2_5_vl_vision", "qwen2_5_vl")
     if vision is None:
         return None
-    shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)
-    square = shared["patch_size"] * shared["merge_size"]
-    window = vision.integer("window_size", 112, minimum=square) // square
-    full = read_layer_indices(vision, "fullatt_block_indexes", _FULL_LAYERS, shared["num_layers"])
+    tower = read_tower(vision, config)
     return VisionSpec(
         image_token=read_item_token(fields, ("image_token_id",), TOKENS.image, config.vocab_size),
-        tower=Qwen2_5Tower(
-            **shared,
-            inner=vision.integer("intermediate_size", 3420),
-            window=window,
-            full_layers=full,
-        ),
-        merge_size=shared["merge_size"],
+        tower=tower,
+        merge_size=tower.merge_size,
         has_axes=True,
         video=read_video(
             fields,
             ("Qwen2VLVideoProcessor",),
             config.vocab_size,
             in_one_piece=True,
-            tokens_per_second=vision.number("tokens_per_second", 4),
+            times=VideoTimes(vision.number("tokens_per_second", 4)),
+        ),
+    )
+
+
+def read_tower(vision: Fields, config: ModelConfig) -> Qwen2_5Tower:
+    """Returns the tower that a ``vision_config`` describes.
+
+    Args:
+        vision: its fields.
+        config: that of the language model.
+    """
+    shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)
+    square = shared["patch_size"] * shared["merge_size"]
+    return Qwen2_5Tower(
+        **shared,
+        inner=vision.integer("intermediate_size", 3420),
+        window=vision.integer("window_size", 112, minimum=square) // square,
+        full_layers=read_layer_indices(
+            vision, "fullatt_block_indexes", _FULL_LAYERS, shared["num_layers"]
         ),
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen2
-from shmllm.models.audio.fields import read_whisper
+from shmllm.models.audio.fields import audio_fields, read_whisper
 from shmllm.models.audio.specs import AudioSpec, WhisperTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -20,7 +20,6 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
-_TYPE = "qwen2_audio_encoder"
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -30,12 +29,9 @@ def configure(fields: Fields) -> ModelConfig:
 
 def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
     """Returns what the model computes of sounds; None: it has no ``audio_config``."""
-    values = fields.whole.table("audio_config")
-    if not values:
+    audio = audio_fields(fields, "qwen2_audio_encoder")
+    if audio is None:
         return None
-    audio = Fields(values, f"{fields.whole.where}: audio_config")
-    if (found := audio.text("model_type", _TYPE)) != _TYPE:
-        raise audio.error(f"model_type {found!r} is not supported; supported: {_TYPE}")
     return AudioSpec(
         token=read_item_token(
             fields, ("audio_token_id", "audio_token_index"), AUDIO_TOKEN, vocab_size

@@ -11,6 +11,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.text_files import read_text
+from shmllm.formats.thinker import THINKERS
 
 ARCHITECTURES: dict[str, str] = {
     "AfmoeForCausalLM": "afmoe",
@@ -125,10 +126,13 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "qwen2_5_omni",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Qwen3ASRForConditionalGeneration": "qwen3_asr",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "qwen3_omni_moe",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
     "Qwen3_5ForCausalLM": "qwen3_5",
@@ -197,7 +201,10 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3", "mistral4"),
     "Qwen2AudioForConditionalGeneration": ("qwen2",),
     "Qwen2VLForConditionalGeneration": ("qwen2_vl_text",),
+    "Qwen2_5OmniThinkerForConditionalGeneration": ("qwen2_5_omni_text",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
+    "Qwen3ASRForConditionalGeneration": ("qwen3", "qwen3_asr_text"),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": ("qwen3_omni_moe_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
     "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe_text",),
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
@@ -243,6 +250,12 @@ def register_model(architecture: str, family: str) -> None:
     if architecture in ARCHITECTURES:
         raise ValueError(f"{architecture} is an architecture that shmllm has itself")
     REGISTERED[architecture] = family
+
+
+def known_architectures() -> frozenset[str]:
+    """Returns the names in a config.json's ``architectures`` that have a family, those of whole
+    models whose thinker has one included."""
+    return frozenset({*ARCHITECTURES, *THINKERS, *REGISTERED})
 
 
 def purpose_of(architecture: str) -> Purpose:

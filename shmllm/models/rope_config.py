@@ -16,6 +16,23 @@ NUM_AXES = 3
 
 _SECTIONS = "mrope_section"
 
+
+@dataclass(frozen=True, slots=True)
+class VideoTimes:
+    """Where the frames of a video are on the axis of time.
+
+    Attributes:
+        per_second: how many positions are a second; 0: a frame is one, whatever its time.
+        is_aligned: whether they are those of TMRoPE (Xu et al., "Qwen2.5-Omni", 2025, section 2.2):
+            what follows a video begins behind its last time, too.
+    """
+
+    per_second: float = 0.0
+    is_aligned: bool = False
+
+
+UNTIMED = VideoTimes()
+
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 
 _TYPES: dict[str, RopeType] = {

@@ -7,7 +7,7 @@ not know families.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -179,6 +179,17 @@ class Tower(ABC):
         checkpoints."""
         weight = self.tensor(f"{name}.weight", outputs, *inputs)
         return Dense(weight, self.tensor(f"{name}.bias", outputs) if bias else None, self)
+
+    def make_joined(self, names: Sequence[str], outputs: int, inputs: int) -> Dense:
+        """Allocates one projection of several with these names in checkpoints; each has `outputs`
+        of its results."""
+        whole = len(names) * outputs
+        dense = Dense(self._storage.tensor(whole, inputs), self._storage.tensor(whole), self)
+        for kind, tensor in (("weight", dense.weight), ("bias", dense.bias)):
+            assert tensor is not None
+            for name, rows in zip(names, tensor.split(outputs), strict=True):
+                self.named_weights[f"{name}.{kind}"] = (rows,)
+        return dense
 
     def make_clipped(self, name: str, outputs: int, inputs: int, clips: bool) -> Projection:
         """Allocates a projection without a bias that has bounds, as transformers' clippable ones;

@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.models.audio.gemma4 import Gemma4Audio
+from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
+from shmllm.models.audio.qwen3_omni import Qwen3OmniAudio
 from shmllm.models.audio.specs import (
     AudioSpec,
     Gemma4AudioTower,
     KeysTower,
+    Qwen2_5OmniAudioTower,
+    Qwen3OmniAudioTower,
     VoxtralTower,
     WhisperTower,
 )
@@ -69,6 +73,8 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     WhisperTower: Whisper,
     KeysTower: WhisperKeys,
     Gemma4AudioTower: Gemma4Audio,
+    Qwen2_5OmniAudioTower: Qwen2_5OmniAudio,
+    Qwen3OmniAudioTower: Qwen3OmniAudio,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""
 

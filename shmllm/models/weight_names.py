@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shmllm.formats import thinker
+
 LM_HEAD = "lm_head.weight"
 """The name of an LM head that does not share the embedding table."""
 
@@ -64,6 +66,7 @@ of transformers' versions have other ones."""
 
 SKIPPED_PREFIXES = (
     "mtp.",  # layers that predict several tokens
+    *("talker.", "token2wav.", "code2wav."),  # what makes speech of text
     *TOWER_PREFIXES,
     "model.mm_projector.",
     "mm_projector.",
@@ -122,6 +125,7 @@ def tower_name(name: str) -> str | None:
     is none of a tower's weights."""
     if name.endswith(_SKIPPED_SUFFIXES):
         return None
+    name = name.removeprefix(thinker.PREFIX)
     found = ((p, meaning) for p, meaning in TOWER_PREFIXES.items() if name.startswith(p))
     return next((meaning + name.removeprefix(prefix) for prefix, meaning in found), None)
 
@@ -138,6 +142,7 @@ def model_name(name: str, tied: bool) -> str | None:
         may contain the tensor although the model does not keep it: constants, the LM head of a
         tied model, what is not part of a language model.
     """
+    name = name.removeprefix(thinker.PREFIX)
     if name.startswith(SKIPPED_PREFIXES) or name.endswith(_SKIPPED_SUFFIXES):
         return None
     for prefix, meaning in RENAMED_PREFIXES.items():

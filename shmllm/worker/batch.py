@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.models.mixer_specs import Ahead, Encoded
-from shmllm.models.rope_config import NUM_AXES
+from shmllm.models.rope_config import NUM_AXES, UNTIMED, VideoTimes
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.item_places import item_ends
@@ -162,7 +162,7 @@ class InputBatch:
         make_tables: returns the memory of `block_tables`, zeroed, by their shape; None: any.
         patches_per_side: how many patches of an image an embedding stands for in each direction, in
             models that rotate by positions on several axes; 0: others.
-        tokens_per_second: how many positions a second of a video is; 0: each frame is one.
+        video_times: where frames of videos are on the axis of time.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -189,7 +189,7 @@ class InputBatch:
         max_drafts: int = 0,
         make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
         patches_per_side: int = 0,
-        tokens_per_second: float = 0.0,
+        video_times: VideoTimes = UNTIMED,
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
@@ -208,7 +208,7 @@ class InputBatch:
         self.seeds = np.zeros(num_rows, np.uint64)
         self._second_segments = np.full(num_rows, NEVER, np.int64)
         self._patches_per_side = patches_per_side
-        self._tokens_per_second = tokens_per_second
+        self._video_times = video_times
         self.rope_positions = RopePositions(num_rows) if patches_per_side else None
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
@@ -260,16 +260,23 @@ class InputBatch:
 
     def _placed_grids(self, request: NewRequest) -> Iterator[PlacedGrid]:
         """Yield the images and videos of a request; each span of one has some of its frames."""
-        side = self._patches_per_side
+        side, times = self._patches_per_side, self._video_times
         for item in request.items:
+            if item.modality == "audio":
+                continue  # whose positions are those of text
             frames, rows, columns = item.grid
             of_span = frames // len(item.spans)
-            interval = 1.0
-            if self._tokens_per_second:  # rounded as in transformers, which has times in float32
+            interval, factor = 1.0, 1.0
+            if times.is_aligned:
+                interval, factor = item.frame_seconds, times.per_second
+            elif times.per_second:  # rounded as in transformers, which has times in float32
                 seconds = np.float32(item.frame_seconds)
-                interval = float(np.float32(self._tokens_per_second) * seconds)
+                interval = float(np.float32(times.per_second) * seconds)
             for begin, _ in item.spans:
-                yield PlacedGrid(begin, of_span, rows // side, columns // side, interval)
+                yield PlacedGrid(
+                    *(begin, of_span, rows // side, columns // side),
+                    *(interval, factor, times.is_aligned),
+                )
 
     def is_filtered(self, rows: LongArray) -> npt.NDArray[np.bool_]:
         """Return (N,) booleans: whether top_k, top_p or min_p restricts the draws of these rows."""

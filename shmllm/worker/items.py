@@ -133,11 +133,13 @@ def spread_levels(levels: Tensor, found: Sequence[FoundEmbeds], num_tokens: int)
 
     Args:
         levels: [levels, tokens or more, hidden], where it goes.
-        found: the result of `ItemEmbeds.find`, [n, (1 + levels) * hidden] each.
+        found: the result of `ItemEmbeds.find`, [n, (1 + levels) * hidden] each, or [n, hidden] of
+            sounds, which have none.
         num_tokens: the number of the step's tokens.
     """
     hidden = levels.shape[2]
     levels[:, :num_tokens] = 0
     for tokens, rows in found:
-        parts = rows[:, hidden:].unflatten(1, (len(levels), hidden))
-        levels[:, tokens] = parts.transpose(0, 1).to(levels.dtype)
+        if rows.shape[1] > hidden:
+            parts = rows[:, hidden:].unflatten(1, (len(levels), hidden))
+            levels[:, tokens] = parts.transpose(0, 1).to(levels.dtype)

@@ -4,8 +4,9 @@ et al., "Qwen2-VL", 2024, section 2.1).
 The three are alike for a token of text. The tokens of an image of r x c tokens, one row of it after
 the other, have the time of its first token, and rows and columns from there on; what follows begins
 max(r, c) behind that. A video has several such frames, whose times differ; what follows it begins
-where it would behind one of them, as in transformers 5 (vLLM begins behind the largest time). So
-the positions of a request differ from the indices of its tokens.
+where it would behind one of them, as in transformers 5 (vLLM begins behind the largest time), but
+in Qwen2.5-Omni behind its last time, too. So the positions of a request differ from the indices of
+its tokens.
 
 This module must not know how a step is made, nor what an image is besides its size.
 """
@@ -16,10 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from shmllm.models.rope_config import NUM_AXES
-from shmllm.worker.arrays import LongArray
+from shmllm.worker.arrays import FloatArray, LongArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class PlacedGrid:
         begin: the index of its first token.
         frames, rows, columns: how many of each its tokens have.
         interval: the difference of the times of two frames.
+        factor: how many positions a unit of these is.
+        moves_text: whether what follows begins behind the last time, too.
     """
 
     begin: int
@@ -37,6 +39,17 @@ class PlacedGrid:
     rows: int
     columns: int
     interval: float = 1.0
+    factor: float = 1.0
+    moves_text: bool = False
+
+    @property
+    def length(self) -> int:
+        """How many positions it has on the longest of the axes that count for what follows."""
+        sides = max(self.rows, self.columns)
+        if not self.moves_text:
+            return sides
+        last = _times(np.array([self.frames - 1]), self.interval, self.factor)
+        return max(sides, 1 + int(last[0]))
 
 
 class RopePositions:
@@ -93,7 +106,7 @@ class _Grids:
         begins, ends: (G,) int64, the indices of their first tokens, and of those behind the last.
         starts: (G,) int64, their first positions.
         widths, sizes: (G,) int64, their numbers of columns, and of tokens of a frame.
-        intervals: (G,) float32, the differences of the times of frames.
+        intervals, factors: (G,) float32, those of the times of frames.
         shifts: (G + 1,) int64, the difference of position and index of text behind that many.
     """
 
@@ -102,7 +115,8 @@ class _Grids:
     starts: LongArray
     widths: LongArray
     sizes: LongArray
-    intervals: npt.NDArray[np.float32]
+    intervals: FloatArray
+    factors: FloatArray
     shifts: LongArray
 
     @classmethod
@@ -111,7 +125,8 @@ class _Grids:
             [(each.begin, each.frames, each.rows, each.columns) for each in grids], np.int64
         ).T
         sizes = heights * widths
-        shifts = np.append(0, np.cumsum(np.maximum(heights, widths) - frames * sizes))
+        lengths = np.array([each.length for each in grids], np.int64)
+        shifts = np.append(0, np.cumsum(lengths - frames * sizes))
         return cls(
             begins,
             begins + frames * sizes,
@@ -119,6 +134,7 @@ class _Grids:
             widths,
             sizes,
             np.array([each.interval for each in grids], np.float32),
+            np.array([each.factor for each in grids], np.float32),
             shifts,
         )
 
@@ -130,9 +146,18 @@ class _Grids:
         is_inside = (num_begun > 0) & (positions < self.ends[grid])
         frames, places = np.divmod(positions - self.begins[grid], self.sizes[grid])
         rows, columns = np.divmod(places, self.widths[grid])
-        times = (frames.astype(np.float32) * self.intervals[grid]).astype(np.int64)
+        times = _times(frames, self.intervals[grid], self.factors[grid])
         inside = self.starts[grid] + np.stack((times, rows, columns))
         return np.where(is_inside, inside, positions + self.shifts[num_begun])
+
+
+def _times(
+    frames: LongArray, intervals: FloatArray | float, factors: FloatArray | float
+) -> LongArray:
+    """Return the positions on the axis of time of frames, from that of the first one on. Products
+    are rounded to float32, one after the other."""
+    seconds = frames.astype(np.float32) * np.float32(intervals)
+    return (seconds * np.float32(factors)).astype(np.int64)
 
 
 def _alike(positions: LongArray) -> LongArray:

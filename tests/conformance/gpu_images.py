@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +23,10 @@ from support.audio_models import (
     gemma4_embeddings,
     make_audio_model,
     make_gemma4,
+    make_omni,
 )
 from support.variants import slow
-from support.vision_families import FAMILIES, IMAGE_SIZE
+from support.vision_families import FAMILIES, IMAGE_SIZE, WHISPER
 from support.vision_models import (
     EACH_FAMILY,
     image_token,
@@ -57,6 +59,20 @@ TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention"]}
 MADE: dict[str, dict[str, Any]] = {
+    "qwen2_5_omni": {
+        "vision": {"out_hidden_size": 32},
+        "outer": {"audio_config": WHISPER | {"n_window": 10, "output_dim": 32}},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+    "qwen3_omni_moe": {
+        "vision": {"out_hidden_size": 32, "depth": 3, "deepstack_visual_indexes": [0, 2]},
+        "outer": {
+            "audio_config": WHISPER | {"downsample_hidden_size": 6, "output_dim": 32},
+        },
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "qwen3_vl": {
         "vision": {"out_hidden_size": 32, "depth": 3, "deepstack_visual_indexes": [0, 2]},
         "num_attention_heads": 2,
@@ -98,6 +114,8 @@ MADE: dict[str, dict[str, Any]] = {
 """Models by the names of their families: what differs from the recipes."""
 SQUARE: Grid = (1, 1, 1)
 GRIDS: dict[str, list[Grid]] = {
+    "qwen2_5_omni": [(1, 4, 6), (1, 4, 2)],
+    "qwen3_omni_moe": [(1, 4, 6), (1, 4, 2)],
     "qwen3_vl": [(1, 4, 6), (1, 4, 2)],
     "qwen3_vl_moe": [(1, 4, 6), (1, 4, 2)],
     "qwen3_5": [(1, 4, 6), (1, 4, 2)],
@@ -162,6 +180,10 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
             spans = ((len(prompt), len(prompt) + count),)
             items.append(Item(sha256(pixels.tobytes()).digest(), spans, grid, pixels))
             prompt += [token] * count
+        if "omni" in name:  # transformers finds images by the tokens around them
+            for begin, end in (span for item in items for span in item.spans):
+                prompt[begin - 1] = model.config.vision_start_token_id
+                prompt[end] = model.config.vision_end_token_id
         wanted = reference_tokens(model, prompt, items, COUNT)
         return Asked(prompt, tuple(items), wanted)
 
@@ -269,10 +291,30 @@ def make_encoded_sound(directory: Path) -> Encoded:
     return Encoded(directory, Item(bytes(32), ((0, len(wanted)),), grid, features, "audio"), wanted)
 
 
-SOUNDS = {"voxtral": make_encoded_sound, "gemma4, a sound": encode_sound}
+@torch.inference_mode()
+def encode_chunks(directory: Path, name: str) -> Encoded:
+    """A sound of Qwen Omni."""
+    model = make_omni(directory, name=name)
+    samples = np.random.default_rng(1).standard_normal(20_000) * 0.1
+    inputs = audio_inputs([samples.astype(np.float32)], name)
+    wanted = model.get_audio_features(**inputs, return_dict=True).last_hidden_state
+    frames, spans = int(inputs["feature_attention_mask"].sum()), ((0, len(wanted)),)
+    features = inputs["input_features"][0].T[:frames].contiguous().numpy()
+    return Encoded(directory, Item(bytes(32), spans, (frames, 1, 1), features, "audio"), wanted)
 
 
-@pytest.fixture(scope="module", params=[*EACH_FAMILY, *SOUNDS])
+SOUNDS = {
+    "voxtral": make_encoded_sound,
+    "gemma4, a sound": encode_sound,
+    "qwen2_5_omni, a sound": partial(encode_chunks, name="qwen2_5_omni"),
+    "qwen3_omni_moe, a sound": partial(encode_chunks, name="qwen3_omni_moe"),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*EACH_FAMILY, *(slow(name) if "omni" in name else name for name in SOUNDS)],
+)
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)
     if request.param in SOUNDS:

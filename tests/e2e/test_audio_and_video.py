@@ -15,6 +15,7 @@ from support.variants import slow
 from support.vision_models import make_vision_model
 
 from shmllm import LLM, RequestOutput, SamplingParams
+from shmllm.params.items import MODALITIES
 from shmllm.worker import loading
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -38,7 +39,8 @@ FEW_BLOCKS = {"gemma4": 31, "gemma4, videos": 55}
 NAMES = [
     *("qwen2_audio", "voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
     *map(slow, ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")),
-    *map(slow, ("gemma4", "gemma4, videos")),
+    *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
+    *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
 ]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
@@ -49,7 +51,10 @@ SOUNDS = [
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "qwen2_audio": audio_models.make_audio_model,
     "voxtral": partial(audio_models.make_audio_model, name="voxtral"),
+    "qwen3_asr": partial(audio_models.make_audio_model, name="qwen3_asr"),
     "gemma4": audio_models.make_gemma4,
+    "qwen2_5_omni": audio_models.make_omni,
+    "qwen3_omni_moe": partial(audio_models.make_omni, name="qwen3_omni_moe"),
 }
 VIDEOS = [
     RANDOM.integers(0, 256, (8, 80, 100, 3), dtype=np.uint8),
@@ -88,7 +93,8 @@ def make(name: str, directory: Path) -> Subject:
         items = prepared.submitted.items
         return video_models.reference_tokens(model, output.prompt_token_ids, items, MAX_TOKENS)
 
-    prompts = prompts_with_short_videos if name == "gemma4, videos" else prompts_with_videos
+    is_long = name == "gemma4, videos"  # in embeddings
+    prompts = prompts_with_short_videos if is_long else prompts_with_videos
     return Subject(directory, prompts, expected)
 
 
@@ -169,7 +175,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     params=[
         *("qwen2_audio", "qwen3_vl"),
         *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
-        *map(slow, ("gemma4", "gemma4, videos")),
+        *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
+        *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
     ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
@@ -226,16 +233,20 @@ def test_an_engine_process_and_coroutines_give_the_same(some_subject: Subject) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 130}], ids=["whole", "chunks"])
-def test_images_sounds_and_videos_share_a_prompt(options: dict[str, Any], tmp_path: Path) -> None:
-    model = audio_models.make_gemma4(tmp_path)
+@pytest.mark.parametrize("name", ["gemma4", "qwen2_5_omni", "qwen3_omni_moe"])
+def test_images_sounds_and_videos_share_a_prompt(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = MAKERS[name](tmp_path)
     data = {"image": IMAGE, "audio": SOUNDS[1], "video": VIDEOS[0][:2]}
-    text = "See <|image|> and hear <|audio|> then <|video|> so"
     with LLM(str(tmp_path), **BASE | options) as llm:
+        image, audio, video = (llm.front_end.items.mark(kind) for kind in MODALITIES)
+        text = f"See {image} and hear {audio} then {video} so"
         prompt = {"prompt": text, "multi_modal_data": data}
         (output,) = generate(llm, [prompt])
         (prepared,) = llm.front_end.prepare([prompt], SamplingParams(max_tokens=2))
     items = [each for each in prepared.submitted.items if each.modality != "audio"]
-    sounds = audio_models.audio_inputs([SOUNDS[1]], "gemma4")
+    sounds = audio_models.audio_inputs([SOUNDS[1]], name)
     expected = video_models.reference_tokens(
         model, output.prompt_token_ids, items, MAX_TOKENS, **sounds
     )

@@ -36,6 +36,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=
 LAYERS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"num_hidden_layers": 6},
     "qwen3_vl_moe": {"num_hidden_layers": 6},
+    "qwen3_omni_moe": {"num_hidden_layers": 6},
 }
 """What models have beside their recipes, so that the first of two stages has all levels."""
 
@@ -74,6 +75,8 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "glm4v_moe",
         "qwen2_vl",
         "qwen2_5_vl",
+        "qwen2_5_omni",
+        "qwen3_omni_moe",
         "mistral3",
         "llama4",
         "lfm2_vl",

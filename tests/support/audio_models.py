@@ -12,23 +12,18 @@ import numpy.typing as npt
 import torch
 import transformers
 from support.one_thread import one_thread
-from support.vision_families import TEXT
+from support.vision_families import FAMILIES, TEXT, WHISPER, WHISPER_SETTINGS
 from support.vision_models import draw_weights, make_vision_model, tokenizer_with
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
 RATE = 16000
 SECONDS = 3
 """The longest sound."""
-AUDIO: dict[str, Any] = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 64,
-    "num_mel_bins": 16,
-    "max_source_positions": SECONDS * 50,
-}
+AUDIO = WHISPER
 
 
 class AudioFamily(NamedTuple):
@@ -57,7 +52,15 @@ AUDIO_FAMILIES = {
         {"encoder_ffn_dim": 96},
         *("[BEGIN_AUDIO]", "[AUDIO]", ""),
     ),
+    "qwen3_asr": AudioFamily(
+        "Qwen3ASR",
+        {"model_type": "qwen3", "head_dim": 16},
+        {"output_dim": 64, "n_window_infer": 200, "downsample_hidden_size": 6},
+        *("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
+    ),
 }
+UNPADDED = {"padding": True, "truncation": False}
+"""How the processors of Qwen 3 Omni and Qwen 3 ASR call the extractor."""
 GEMMA4_AUDIO_MELS = 16
 GEMMA4_AUDIO: dict[str, Any] = {
     "hidden_size": 32,
@@ -112,11 +115,8 @@ def make_audio_model(
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": AUDIO["num_mel_bins"],
-        "chunk_length": SECONDS,
-    }
+    kind = "Qwen3ASR" if name == "qwen3_asr" else "Whisper"
+    extractor_type = {"feature_extractor_type": f"{kind}FeatureExtractor"}
     for name, content in {
         "generation_config.json": {"eos_token_id": end},
         "tokenizer_config.json": {
@@ -124,7 +124,7 @@ def make_audio_model(
             "eos_token": "<|im_end|>",
             "chat_template": TEMPLATE.replace("MARK", family.begin + family.token + family.end),
         },
-        "preprocessor_config.json": settings,
+        "preprocessor_config.json": WHISPER_SETTINGS | extractor_type,
     }.items():
         (directory / name).write_text(json.dumps(content, indent=2))
     return model
@@ -146,6 +146,25 @@ def make_gemma4(directory: Path, audio: dict[str, Any] | None = None, **text: An
     return model
 
 
+def make_omni(
+    directory: Path,
+    audio: dict[str, Any] | None = None,
+    name: str = "qwen2_5_omni",
+    **outer: Any,
+) -> Any:
+    """A random float32 thinker of Qwen Omni of transformers' in `directory`, which sees images and
+    videos, too.
+
+    Args:
+        directory: where its files are written to.
+        name: one of `vision_families.FAMILIES`.
+        audio: further fields of config.json's ``audio_config``.
+        outer: further fields of config.json itself.
+    """
+    outer = {"audio_config": FAMILIES[name].outer["audio_config"] | (audio or {})} | outer
+    return make_vision_model(name, directory, outer=outer)
+
+
 def gemma4_extractor(**settings: Any) -> Any:
     """transformers' feature extractor of that model."""
     return Gemma4AudioFeatureExtractor(**{"feature_size": GEMMA4_AUDIO_MELS} | settings)
@@ -153,9 +172,8 @@ def gemma4_extractor(**settings: Any) -> Any:
 
 def extractor() -> Any:
     """transformers' feature extractor of Qwen2-Audio."""
-    return transformers.WhisperFeatureExtractor(
-        feature_size=AUDIO["num_mel_bins"], chunk_length=SECONDS
-    )
+    sizes = {name: WHISPER_SETTINGS[name] for name in ("feature_size", "chunk_length")}
+    return transformers.WhisperFeatureExtractor(**sizes)
 
 
 def audio_inputs(
@@ -171,6 +189,12 @@ def audio_inputs(
         return {"input_features": _parts_of(sounds)}
     if model == "gemma4":
         return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
+    if model.startswith("qwen3_omni"):
+        features, mask = _each_alone(extractor(), sounds)
+        return {"input_features": features, "feature_attention_mask": mask}
+    if model == "qwen3_asr":
+        features, mask = _each_alone(asr_extractor(), sounds)
+        return {"input_features": features, "input_features_mask": mask}
     found = extractor()(
         list(sounds), sampling_rate=RATE, return_attention_mask=True, return_tensors="pt"
     )
@@ -178,6 +202,21 @@ def audio_inputs(
         "input_features": found["input_features"],
         "feature_attention_mask": found["attention_mask"],
     }
+
+
+def _each_alone(extract: Any, sounds: Sequence[npt.NDArray[np.float32]]) -> tuple[Tensor, Tensor]:
+    """Features, [sounds, features, frames], and masks. transformers' processors would fill shorter
+    sounds with silence, so that they depend on the longest one."""
+    options = UNPADDED | {"return_attention_mask": True, "return_tensors": "pt"}
+    found = [extract([sound], sampling_rate=RATE, **options) for sound in sounds]
+    features = pad_sequence([each["input_features"][0].T for each in found], batch_first=True)
+    mask = pad_sequence([each["attention_mask"][0] for each in found], batch_first=True)
+    return features.transpose(1, 2), mask
+
+
+def asr_extractor() -> Any:
+    """transformers' feature extractor of Qwen3-ASR."""
+    return Qwen3ASRFeatureExtractor(feature_size=AUDIO["num_mel_bins"])
 
 
 def _parts_of(sounds: Sequence[npt.NDArray[np.float32]]) -> Tensor:

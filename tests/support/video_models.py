@@ -1,4 +1,4 @@
-"""transformers' greedy tokens for prompts with images and videos of Qwen-VL, GLM and Gemma 4."""
+"""transformers' greedy tokens for prompts with images and videos of Qwen, GLM and Gemma 4."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from support.vision_models import joined_inputs, normalised
 from torch import Tensor
 
 from shmllm.params.items import Item
+
+SECONDS = {
+    "qwen2_5_vl": "second_per_grid_ts",
+    **dict.fromkeys(("qwen2_5_omni", "qwen3_omni_moe"), "video_second_per_grid"),
+}
+"""The argument with the seconds between frames, of the families that have one."""
 
 
 def patches_of_frames(model: Any, frames: npt.NDArray[np.uint8]) -> tuple[Tensor, list[int]]:
@@ -69,9 +75,8 @@ def reference_tokens(
         found = [patches_of_frames(model, item.data) for item in videos]
         inputs["pixel_values_videos"] = torch.cat([patches for patches, _ in found])
         inputs["video_grid_thw"] = torch.tensor([grid for _, grid in found])
-        if model.vision_family == "qwen2_5_vl":
-            seconds = [item.frame_seconds for item in videos]
-            inputs["second_per_grid_ts"] = torch.tensor(seconds)
+        if name := SECONDS.get(model.vision_family):
+            inputs[name] = torch.tensor([item.frame_seconds for item in videos])
     config = model.config
     is_image, is_video = ids == config.image_token_id, ids == config.video_token_id
     if model.vision_family.startswith("glm4"):
@@ -80,7 +85,8 @@ def reference_tokens(
             for token in (config.video_start_token_id, config.video_end_token_id)
         )
         is_image, is_video = is_image & (begun <= ended), is_image & (begun > ended)
-    inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
+    if "omni" not in model.vision_family:
+        inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
     with placed(model, is_image, is_video):
         output = model.generate(
             ids,

@@ -34,6 +34,19 @@ QWEN: dict[str, Any] = {
     "num_heads": 2,
     "out_hidden_size": 64,
 }
+WHISPER: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "num_mel_bins": 16,
+    "max_source_positions": 150,
+}
+WHISPER_SETTINGS = {
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 16,
+    "chunk_length": 3,
+}
 QWEN2_ROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 CLIP_MEAN = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -86,6 +99,19 @@ _QWEN_IDS = {
     "video_token_id": "<|video_pad|>",
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
+}
+_OMNI_MARKS = (
+    *("<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>", "<|vision_bos|>", "<|vision_eos|>"),
+    *("<|audio_bos|>", "<|audio_eos|>"),
+)
+_OMNI_IDS = {
+    "image_token_index": "<|IMAGE|>",
+    "video_token_index": "<|VIDEO|>",
+    "audio_token_index": "<|AUDIO|>",
+    "vision_start_token_id": "<|vision_bos|>",
+    "vision_end_token_id": "<|vision_eos|>",
+    "audio_start_token_id": "<|audio_bos|>",
+    "audio_end_token_id": "<|audio_eos|>",
 }
 _GLM_IDS = {
     "image_token_id": "<|image|>",
@@ -367,11 +393,46 @@ FAMILIES = {
         patch_size=14,
         size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
     ),
+    "qwen2_5_omni": _qwen(
+        "Qwen2_5OmniThinker",
+        {"rope_parameters": QWEN2_ROPE},
+        QWEN | {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1, 3]},
+        **CLIP_MEAN,
+        patch_size=14,
+        size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+    )._replace(
+        outer={
+            "audio_config": WHISPER | {"n_window": 10, "output_dim": 64},
+            "position_id_per_seconds": 5,
+        },
+        marks=(*_CHATML, *_OMNI_MARKS),
+        image="<|IMAGE|>",
+        ids=_OMNI_IDS,
+        chat="<|vision_bos|><|IMAGE|><|vision_eos|>",
+    ),
     "qwen3_vl": _qwen3("Qwen3VL", {}),
     "qwen3_vl_moe": _qwen3(
         "Qwen3VLMoe",
         {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
         | {"mlp_only_layers": [1]},
+    ),
+    "qwen3_omni_moe": _qwen3(
+        "Qwen3OmniMoeThinker",
+        {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+        | {"mlp_only_layers": [1]},
+    )._replace(
+        outer={
+            "audio_config": WHISPER
+            | {"output_dim": 64, "n_window_infer": 200, "downsample_hidden_size": 6},
+            "position_id_per_seconds": 6,
+        },
+        marks=(*_CHATML, *_PAD_MARKS, "<|audio_pad|>", "<|audio_start|>", "<|audio_end|>"),
+        ids=_QWEN_IDS
+        | {
+            "audio_token_id": "<|audio_pad|>",
+            "audio_start_token_id": "<|audio_start|>",
+            "audio_end_token_id": "<|audio_end|>",
+        },
     ),
     "qwen3_5": _qwen3_5("Qwen3_5", {}),
     "qwen3_5_moe": _qwen3_5(

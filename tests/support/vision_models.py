@@ -19,7 +19,13 @@ import transformers
 from support.one_thread import one_thread
 from support.torchvision_modules import import_without_torchvision
 from support.variants import slow
-from support.vision_families import FAMILIES, PREPARED, VOCAB_SIZE, VisionFamily
+from support.vision_families import (
+    FAMILIES,
+    PREPARED,
+    VOCAB_SIZE,
+    WHISPER_SETTINGS,
+    VisionFamily,
+)
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
@@ -32,7 +38,7 @@ transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
-ALIKE = ("qwen3_5_moe", "glm4v_moe", "glm46v")
+ALIKE = ("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v")
 """Families with the tower of another one."""
 EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)
 """The same as parameters of a test, those with the tower of another family outside of the default
@@ -80,14 +86,18 @@ def make_vision_model(
     _write(directory / "generation_config.json", {"eos_token_id": end})
     _write(directory / "tokenizer_config.json", _tokenizer_config(family))
     _write(directory / "preprocessor_config.json", image_settings(name))
+    if "omni" in name:  # whose frames have bounds of their own
+        _write(directory / "video_preprocessor_config.json", PREPARED | family.settings)
     return model
 
 
 def image_settings(name: str) -> dict[str, Any]:
-    """The contents of a family's preprocessor_config.json."""
+    """The contents of a family's preprocessor_config.json, which has the settings of sounds, too,
+    as published files of models that hear."""
     family = FAMILIES[name]
     kind = f"{family.processor[0]}ImageProcessor"
-    return {"image_processor_type": kind, **PREPARED, **family.settings}
+    sounds = WHISPER_SETTINGS if "audio_config" in family.outer else {}
+    return {"image_processor_type": kind, **PREPARED, **family.settings, **sounds}
 
 
 def image_processor(name: str, **settings: Any) -> Any:
@@ -223,7 +233,9 @@ def reference_tokens(
     inputs = joined_inputs(model.vision_family, images) if images else {}
     ids = torch.tensor([list(token_ids)])
     is_image = (ids == image_token(model)).long()
-    if model.vision_family.startswith(("gemma4", "glm4", "qwen")):
+    if "omni" in model.vision_family:
+        pass  # it finds the tokens itself
+    elif model.vision_family.startswith(("gemma4", "glm4", "qwen")):
         inputs["mm_token_type_ids"] = is_image
     elif model.vision_family == "gemma3":
         inputs["token_type_ids"] = is_image

@@ -11,12 +11,14 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shmllm.formats.audio_settings import FRAMES_BEHIND, WhisperSettings
+from shmllm.formats.audio_settings import FRAMES_BEHIND, UnpaddedSettings, WhisperSettings
 from shmllm.frontend.audio.filters import triangles
 
 _HIGHEST = 8000.0
 """Hertz: up to where the filters reach."""
 _FLOOR = 1e-10
+_AT_ONCE = 3000
+"""How many frames are in memory at a time."""
 _RANGE = 8.0
 """By how many powers of ten the loudest feature may exceed the others."""
 
@@ -32,15 +34,31 @@ def log_mel(samples: NDArray[np.float32], settings: WhisperSettings) -> NDArray[
         [frames, num_mels]: those of the sound and FRAMES_BEHIND, but none behind the last part of
         `settings.most_frames`.
     """
-    most, window = settings.most_frames, settings.window
     num_parts = -(-len(samples) // settings.most_samples)
-    count = min(settings.count_frames(len(samples)) + FRAMES_BEHIND, num_parts * most)
+    count = settings.count_frames(len(samples)) + FRAMES_BEHIND
     whole = np.zeros(num_parts * settings.most_samples, np.float32)
     whole[: len(samples)] = samples
+    return _log_mel(whole, min(count, num_parts * settings.most_frames), settings)
+
+
+def unpadded_log_mel(
+    samples: NDArray[np.float32], settings: UnpaddedSettings
+) -> NDArray[np.float32]:
+    """As `log_mel`, of a sound with nothing behind it: [frames, num_mels]."""
+    count = settings.count_frames(len(samples))
+    whole = np.pad(samples, (0, max(0, settings.fewest - len(samples))))
+    return _log_mel(whole, count, settings)
+
+
+def _log_mel(
+    whole: NDArray[np.float32], count: int, settings: WhisperSettings
+) -> NDArray[np.float32]:
+    """The first frames of samples, which are mirrored at both ends."""
+    most, window = _AT_ONCE, settings.window
     padded = np.pad(whole, window // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, window)[:: settings.hop][:count]
     logs = np.empty((count, settings.num_mels), np.float32)
-    for start in range(0, count, most):  # the memory of one part
+    for start in range(0, count, most):
         power = np.abs(np.fft.rfft(frames[start : start + most] * _hann(window))) ** 2
         mels = np.maximum(power @ _filters(settings), _FLOOR)
         logs[start : start + most] = np.log10(mels)

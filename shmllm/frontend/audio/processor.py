@@ -17,6 +17,7 @@ from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import (
     AudioSettings,
     Gemma4AudioSettings,
+    UnpaddedSettings,
     WhisperSettings,
     read_audio_settings,
 )
@@ -32,6 +33,7 @@ from shmllm.frontend.placeholders.family import AudioPlaceholder
 _TRUNCATION = "truncation"
 _LOG_MEL: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] = {
     WhisperSettings: features.log_mel,
+    UnpaddedSettings: features.unpadded_log_mel,
     Gemma4AudioSettings: gemma4_features.log_mel,
 }
 """What computes features of samples, by the kind of extractor."""
@@ -49,10 +51,12 @@ class AudioProcessor(ItemProcessor[Sound]):
 
     def __init__(self, settings: AudioSettings, placeholder: AudioPlaceholder) -> None:
         super().__init__(placeholder)
+        settings = placeholder.adapted(settings)
         placeholder.check_settings(settings)
         self._settings = settings
         self._count = placeholder.count
         self._divides, self._fills = placeholder.divides, placeholder.fills
+        self._frames_behind = placeholder.frames_behind
 
     @classmethod
     def of_model(cls, directory: Path, placeholder: AudioPlaceholder) -> Self:
@@ -101,6 +105,7 @@ class AudioProcessor(ItemProcessor[Sound]):
                 f"{name} is too short: it has {len(samples)} samples at {self._settings.rate} Hz"
             )
         found = _LOG_MEL[type(self._settings)](samples, self._settings)
+        found = found[: grid[0] + self._frames_behind]
         found.flags.writeable = False
         return PreparedItem(found, grid, count)
 

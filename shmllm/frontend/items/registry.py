@@ -7,7 +7,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.frontend.items.processor import ItemProcessor
 from shmllm.frontend.placeholders.family import Placeholder
 from shmllm.frontend.placeholders.registry import placeholders_of_model
@@ -39,7 +38,6 @@ def processors_of_model(
         EngineStartError: a file is missing or wrong, or its settings are not supported.
     """
     found: dict[Modality, ItemProcessor[Any]] = {}
-    config = in_terms_of_transformers(config, directory)
     for modality, placeholder in placeholders_of_model(directory, config).items():
         module, name = _CLASSES[modality]
         make: Make = getattr(import_module(module), name).of_model

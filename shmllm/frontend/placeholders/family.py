@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.formats.audio_settings import AudioSettings
+from shmllm.formats.audio_settings import FRAMES_BEHIND, AudioSettings
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.videos.rules.family import VideoRules
@@ -159,12 +160,15 @@ class VideoPlaceholder(Placeholder):
 
     Attributes:
         processors: the names of transformers' classes that may prepare them, the default first.
+        own_settings: what takes the place of fields of the image processor where a model has no
+            file for videos.
         image: how they contain images, of which frames have the rules.
         frames_at_once: how many frames the model's tower makes one of.
     """
 
     modality: ClassVar[Modality] = "video"
     processors: ClassVar[tuple[str, ...]]
+    own_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     image: ImagePlaceholder
     frames_at_once: int
@@ -193,15 +197,21 @@ class AudioPlaceholder(Placeholder):
             which those behind its end are silent.
         fills: whether a sound has so many, of which those behind its end are silent.
         is_optional: whether the model works without sounds.
+        frames_behind: how many frames behind its end the tower reads.
     """
 
     modality: ClassVar[Modality] = "audio"
     divides: ClassVar[bool] = False
     fills: ClassVar[bool] = False
     is_optional: ClassVar[bool] = True
+    frames_behind: ClassVar[int] = FRAMES_BEHIND
 
     num_mels: int
     most_frames: int
+
+    def adapted(self, settings: AudioSettings) -> AudioSettings:
+        """The feature extractor's settings as the model's processor calls it."""
+        return settings
 
     def check_settings(self, settings: AudioSettings) -> None:
         """Raises EngineStartError if the feature extractor's settings do not suit the tower."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import AudioPlaceholder, Config, one_token
@@ -15,11 +15,14 @@ from shmllm.params.items import Grid
 class Qwen2AudioPlaceholder(AudioPlaceholder):
     """Of transformers' `Qwen2AudioProcessor`."""
 
+    DEFAULT_ID: ClassVar[int] = 151646
+
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         audio = config.table("audio_config")
         text = texts.get("audio_token", "<|AUDIO|>")
-        token = config.integer("audio_token_id", "audio_token_index", default=151646, minimum=0)
+        names = "audio_token_id", "audio_token_index"
+        token = config.integer(*names, default=cls.DEFAULT_ID, minimum=0)
         begin = texts.get("audio_bos_token", "<|audio_bos|>")
         end = texts.get("audio_eos_token", "<|audio_eos|>")
         return cls(

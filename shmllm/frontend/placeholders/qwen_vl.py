@@ -1,17 +1,31 @@
-"""Qwen2-VL, 2.5-VL, 3-VL and Qwen3.5: a token for each square of merged patches of an image, or of
-a frame of a video."""
+"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5 and 2.5-Omni: a token for each square of merged patches of an
+image, or of a frame of a video."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
+
+
+class TokenTexts(NamedTuple):
+    """The texts of tokens that stand for an image and a video, and of those around them with the
+    names that tokenizers give these."""
+
+    image: str
+    video: str
+    begin: tuple[str, str]
+    end: tuple[str, str]
+
+    def around(self, texts: Mapping[str, str]) -> tuple[str, str]:
+        """The texts of the tokens around an item, of a tokenizer's special tokens."""
+        return texts.get(*self.begin), texts.get(*self.end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +36,22 @@ class QwenVLPlaceholder(SquaresPlaceholder):
     AUTHOR: ClassVar[str] = "Qwen"
     DEFAULT_PATCH: ClassVar[int] = 14
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151655, 151656, 151652, 151653)
+    TEXTS: ClassVar[TokenTexts] = TokenTexts(
+        image="<|image_pad|>",
+        video="<|video_pad|>",
+        begin=("vision_start_token", "<|vision_start|>"),
+        end=("vision_end_token", "<|vision_end|>"),
+    )
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         vision = config.table("vision_config")
-        text = texts.get("image_token", "<|image_pad|>")
-        token = config.integer("image_token_id", default=cls.DEFAULT_IDS.image, minimum=0)
+        text = texts.get("image_token", cls.TEXTS.image)
+        names, default = ("image_token_id", "image_token_index"), cls.DEFAULT_IDS.image
+        token = config.integer(*names, default=default, minimum=0)
+        begin, end = cls.TEXTS.around(texts)
         return cls(
-            **one_token(text, token, mark=f"<|vision_start|>{text}<|vision_end|>"),
+            **one_token(text, token, mark=f"{begin}{text}{end}"),
             side=None,
             patch_size=vision.integer("patch_size", default=cls.DEFAULT_PATCH),
             merge_size=vision.integer("spatial_merge_size", default=2),
@@ -71,10 +93,11 @@ class QwenVideoPlaceholder(VideoPlaceholder):
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
-        text = texts.get("video_token", "<|video_pad|>")
-        token = config.integer("video_token_id", default=cls.IMAGE.DEFAULT_IDS.video, minimum=0)
-        begin = texts.get("vision_start_token", "<|vision_start|>")
-        end = texts.get("vision_end_token", "<|vision_end|>")
+        known = cls.IMAGE.TEXTS
+        text = texts.get("video_token", known.video)
+        names, default = ("video_token_id", "video_token_index"), cls.IMAGE.DEFAULT_IDS.video
+        token = config.integer(*names, default=default, minimum=0)
+        begin, end = known.around(texts)
         mark = f"{begin}{text}{end}"
         replaced, ids = cls._replaced(config, mark, text, token)
         return cls(

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.formats.processor_files import PROCESSOR, read_object
+from shmllm.formats.thinker import thinker_of
 from shmllm.frontend.placeholders.aya_vision import (
     AyaVisionPlaceholder,
     Cohere2VisionPlaceholder,
@@ -33,6 +35,15 @@ from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import LlavaNextPlaceholder, LlavaPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
+from shmllm.frontend.placeholders.qwen_omni import (
+    Omni3AudioPlaceholder,
+    Omni3Placeholder,
+    Omni3VideoPlaceholder,
+    OmniAudioPlaceholder,
+    OmniPlaceholder,
+    OmniVideoPlaceholder,
+    Qwen3ASRPlaceholder,
+)
 from shmllm.frontend.placeholders.qwen_vl import (
     Qwen3VideoPlaceholder,
     Qwen3VLPlaceholder,
@@ -61,7 +72,18 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
+    "Qwen2_5OmniThinkerForConditionalGeneration": (
+        OmniPlaceholder,
+        OmniVideoPlaceholder,
+        OmniAudioPlaceholder,
+    ),
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
+    "Qwen3ASRForConditionalGeneration": (Qwen3ASRPlaceholder,),
+    "Qwen3OmniMoeThinkerForConditionalGeneration": (
+        Omni3Placeholder,
+        Omni3VideoPlaceholder,
+        Omni3AudioPlaceholder,
+    ),
     "Qwen3VLForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
@@ -93,6 +115,8 @@ def placeholders_of_model(
     Raises:
         EngineStartError: a file cannot be read, or a field is wrong.
     """
+    config = in_terms_of_transformers(config, directory)
+    config = thinker_of(config, str(directory / "config.json"))
     architectures = config.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     families = FAMILIES.get(name, ()) if isinstance(name, str) else ()

@@ -26,6 +26,9 @@ from shmllm.frontend.videos.rules.family import VideoRules
 from shmllm.frontend.videos.rules.registry import FAMILIES, rules_of_model
 from shmllm.params.items import MOST_ITEM_BYTES
 
+_SOUND = "use_audio_in_video"
+"""Whether the sound of a video lies between its frames, in `mm_processor_kwargs` of vLLM."""
+
 
 class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
     """
@@ -46,14 +49,15 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
 
     @classmethod
     def of_model(cls, directory: Path, placeholder: VideoPlaceholder) -> Self:
-        settings = read_video_settings(directory, placeholder.processors)
+        own = placeholder.own_settings
+        settings = read_video_settings(directory, placeholder.processors, own)
         if settings is None:
             raise missing_settings("videos", directory)
         return cls(settings, placeholder)
 
     @property
     def known_overrides(self) -> frozenset[str]:
-        return self._rules.OVERRIDES
+        return self._rules.OVERRIDES | {_SOUND}
 
     def open(self, name: str, value: Any) -> Frames | EncodedVideo:
         return open_video(name, value)
@@ -119,6 +123,14 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         return PreparedItem(pixels, grid, self._count(grid), step / used, times)
 
     def _rules_for(self, overrides: Mapping[str, Any], name: str) -> VideoRules:
+        if overrides.get(_SOUND):
+            raise RequestError(
+                f"{name}: mm_processor_kwargs: {_SOUND!r} is not supported: pass the sound of a "
+                "video as audio, with a mark of its own",
+                parameter="mm_processor_kwargs",
+                value=_SOUND,
+            )
+        overrides = {key: value for key, value in overrides.items() if key != _SOUND}
         if not overrides:
             return self._rules
         try:

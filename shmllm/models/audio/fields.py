@@ -2,13 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
-from shmllm.models.audio.specs import WhisperTower
+from shmllm.models.audio.specs import Qwen3OmniAudioTower, WhisperTower, num_convolved
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
 
 Tower = TypeVar("Tower", bound=WhisperTower)
+_POSITIONS = 13
+"""Those of a chunk of a sound, which transformers' counts of embeddings assume."""
+
+
+def audio_fields(fields: Fields, *model_types: str) -> Fields | None:
+    """Returns the fields of the model's ``audio_config``; None: it has none, and hears nothing.
+
+    Args:
+        fields: what `configure` got.
+        model_types: what its ``model_type`` may be; the first one if it is absent.
+    """
+    values = fields.whole.table("audio_config")
+    if not values:
+        return None
+    audio = Fields(values, f"{fields.whole.where}: audio_config")
+    if (found := audio.text("model_type", model_types[0])) not in model_types:
+        known = ", ".join(model_types)
+        raise audio.error(f"model_type {found!r} is not supported; supported: {known}")
+    return audio
+
+
+def read_omni_encoder(audio: Fields, kind: type[Tower], hidden_size: int) -> Tower:
+    """Returns the encoder of an omni model of Qwen, whose positions are sines.
+
+    Args:
+        audio: the fields of ``audio_config``.
+        kind: what its results are for.
+        hidden_size: the width of the language model's embeddings.
+    """
+    if (output := audio.integer("output_dim", 3584)) != hidden_size:
+        raise audio.error(
+            f"output_dim ({output}) differs from the language model's hidden_size ({hidden_size})"
+        )
+    tower = read_whisper(audio, kind, num_layers=32, num_heads=20, inner=5120, num_mels=128)
+    if tower.hidden_size % 2 or tower.hidden_size == 2:
+        raise audio.error(f"d_model ({tower.hidden_size}) must be an even number above 2")
+    return tower
+
+
+def read_convolved(
+    audio: Fields, hidden_size: int, *, fills: bool = False, has_projector: bool = False
+) -> Qwen3OmniAudioTower:
+    """Returns an encoder of chunks behind convolutions.
+
+    Args:
+        audio: the fields of ``audio_config``.
+        hidden_size: the width of the language model's embeddings.
+        fills, has_projector: see `Qwen3OmniAudioTower`.
+    """
+    tower = read_omni_encoder(audio, Qwen3OmniAudioTower, hidden_size)
+    window = audio.integer("n_window", 50)
+    if num_convolved(2 * window) != _POSITIONS:
+        raise audio.error(f"n_window {window} is not supported; supported: 49 to 52")
+    together = audio.integer("n_window_infer", 800, minimum=2 * window) // (2 * window)
+    return replace(
+        tower,
+        window=window,
+        chunks_together=together,
+        channels=audio.integer("downsample_hidden_size", 480),
+        fills=fills,
+        has_projector=has_projector,
+    )
 
 
 def read_whisper(

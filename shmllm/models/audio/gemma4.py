@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shmllm.models.audio.convolutions import convolve_plane
 from shmllm.models.audio.specs import Gemma4AudioTower
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, RMSNorm, Tower
@@ -76,12 +77,9 @@ class _Convolution:
         self._norm = tower.make_layer_norm(f"{name}.norm", outputs, eps, bias=False)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Runs it: [in, frames, features] -> [out, frames / 2, features / 2]. It is a product with
-        windows: torch's convolution may depend on the number of threads."""
-        windows = F.pad(x, (1, 1, 1, 1)).unfold(1, 3, 2).unfold(2, 3, 2)
-        rows = windows.permute(1, 2, 0, 3, 4).flatten(2)
-        out: Tensor = F.relu(self._norm(self._dense(rows.flatten(0, 1))))
-        return out.view(*rows.shape[:2], -1).permute(2, 0, 1)
+        """Runs it: [in, frames, features] -> [out, frames / 2, features / 2]."""
+        out: Tensor = F.relu(self._norm(convolve_plane(self._dense, x[None])[0]))
+        return out.permute(2, 0, 1)
 
 
 def _embed_distances(spec: Gemma4AudioTower, like: Tensor) -> Tensor:

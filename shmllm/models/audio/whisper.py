@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shmllm.models.audio.convolutions import KERNEL, convolve
 from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
 from shmllm.models.layers import Storage
-from shmllm.models.tower import ACTIVATIONS, Dense, Tower, attend
+from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.specs import Grid
 
 ENCODER, PROJECTOR, DECODER = "audio_tower.", "multi_modal_projector.", "model.decoder."
-_EPS = 1e-5
-_KERNEL = 3
-"""The length of the convolutions, in frames."""
+EPS = 1e-5
 
 
 class WhisperEncoder(Tower):
@@ -28,13 +27,13 @@ class WhisperEncoder(Tower):
         super().__init__(storage)
         self._spec = spec
         width = spec.hidden_size
-        self._first = self.make_dense(f"{ENCODER}conv1", width, spec.num_mels, _KERNEL)
-        self._second = self.make_dense(f"{ENCODER}conv2", width, width, _KERNEL)
+        self._first = self.make_dense(f"{ENCODER}conv1", width, spec.num_mels, KERNEL)
+        self._second = self.make_dense(f"{ENCODER}conv2", width, width, KERNEL)
         self._positions = self.tensor(f"{ENCODER}embed_positions.weight", spec.num_positions, width)
         self._layers = [
-            _Layer(spec, f"{ENCODER}layers.{layer}", self) for layer in range(spec.num_layers)
+            WhisperLayer(spec, f"{ENCODER}layers.{layer}", self) for layer in range(spec.num_layers)
         ]
-        self._norm = self.make_layer_norm(f"{ENCODER}layer_norm", width, _EPS)
+        self._norm = self.make_layer_norm(f"{ENCODER}layer_norm", width, EPS)
 
     def encode(self, inputs: Tensor, grid: Grid) -> Tensor:
         """Returns what the layers compute of a sound, [positions, hidden_size].
@@ -49,8 +48,8 @@ class WhisperEncoder(Tower):
         if inputs.shape != expected:
             raise ValueError(f"{frames} frames are {list(expected)}, not {list(inputs.shape)}")
         count = num_positions(frames)
-        x = F.gelu(_convolve(self._first, inputs.to(self.dtype), stride=1))
-        x = F.gelu(_convolve(self._second, x, stride=2)[:count])
+        x = F.gelu(convolve(self._first, inputs.to(self.dtype), stride=1))
+        x = F.gelu(convolve(self._second, x, stride=2)[:count])
         x = x + self._positions[:count]
         for layer in self._layers:
             x = layer(x)
@@ -99,38 +98,43 @@ def _name_of_projection(layer: int, name: str) -> str:
     return f"{DECODER}layers.{layer}.encoder_attn.{name}_proj"
 
 
-class _Layer:
-    """One layer: attention and an MLP, each behind a norm."""
+class WhisperLayer:
+    """One layer: attention and an MLP, each behind a norm.
 
-    def __init__(self, spec: WhisperTower, prefix: str, tower: Tower) -> None:
+    Args:
+        spec: what the tower computes.
+        prefix: of the weights' names, such as "audio_tower.layers.0".
+        tower: owns the weights.
+        key_bias: whether the projection to keys has a bias.
+    """
+
+    def __init__(
+        self, spec: WhisperTower, prefix: str, tower: Tower, key_bias: bool = False
+    ) -> None:
         width = spec.hidden_size
         self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
         self._norms = [
-            tower.make_layer_norm(f"{prefix}.{name}_layer_norm", width, _EPS)
+            tower.make_layer_norm(f"{prefix}.{name}_layer_norm", width, EPS)
             for name in ("self_attn", "final")
         ]
         self._qkv = [
-            tower.make_dense(f"{prefix}.self_attn.{name}_proj", width, width, bias=name != "k")
+            tower.make_dense(
+                f"{prefix}.self_attn.{name}_proj", width, width, bias=key_bias or name != "k"
+            )
             for name in "qkv"
         ]
         self._out = tower.make_dense(f"{prefix}.self_attn.out_proj", width, width)
         self._up = tower.make_dense(f"{prefix}.fc1", spec.inner, width)
         self._down = tower.make_dense(f"{prefix}.fc2", width, spec.inner)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Runs the layer: [positions, width] -> [positions, width]."""
-        normed = self._norms[0](x)
-        q, k, v = (dense(normed).view(1, len(x), self._heads, -1) for dense in self._qkv)
+    def __call__(self, x: Tensor, num_parts: int = 1) -> Tensor:
+        """Runs the layer: [positions, width] -> [positions, width]. Positions attend within parts
+        of equal length."""
+        normed, places = self._norms[0](x), len(x) // num_parts
+        q, k, v = (dense(normed).view(num_parts, places, self._heads, -1) for dense in self._qkv)
         x = x + self._out(attend(q, k, v).reshape(x.shape))
         x = x + self._down(self._activation(self._up(self._norms[1](x))))
         if x.dtype == torch.float16:  # large activations of some checkpoints
             largest = torch.finfo(x.dtype).max - 1000
             x = x.clamp(-largest, largest)
         return x
-
-
-def _convolve(dense: Dense, x: Tensor, stride: int) -> Tensor:
-    """Returns the convolution over frames, [frames, in] -> [frames / stride, out]. It is a product
-    with windows of frames: torch's convolution may depend on the number of threads."""
-    windows = F.pad(x, (0, 0, 1, 1)).unfold(0, _KERNEL, stride)  # [frames, in, kernel]
-    return dense(windows.flatten(1))

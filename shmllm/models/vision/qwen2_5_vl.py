@@ -57,7 +57,11 @@ class _Layer:
         self._norms = [
             tower.make_rms_norm(f"{prefix}.norm{number}", width, _EPS) for number in (1, 2)
         ]
-        self._qkv = tower.make_dense(f"{prefix}.attn.qkv", 3 * width, width)
+        if spec.has_apart:
+            names = [f"{prefix}.attn.{name}" for name in "qkv"]
+            self._qkv = tower.make_joined(names, width, width)
+        else:
+            self._qkv = tower.make_dense(f"{prefix}.attn.qkv", 3 * width, width)
         self._out = tower.make_dense(f"{prefix}.attn.proj", width, width)
         self._gate = tower.make_dense(f"{prefix}.mlp.gate_proj", spec.inner, width)
         self._up = tower.make_dense(f"{prefix}.mlp.up_proj", spec.inner, width)

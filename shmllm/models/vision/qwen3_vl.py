@@ -37,10 +37,9 @@ class Qwen3(Tower):
             for layer in range(spec.num_layers)
         ]
         self._merger = _Merger(spec, hidden_size, "visual.merger", self, norms_squares=False)
+        mergers = "visual.merger_list" if spec.is_omni else "visual.deepstack_merger_list"
         self._levels = {
-            layer: _Merger(
-                spec, hidden_size, f"visual.deepstack_merger_list.{level}", self, norms_squares=True
-            )
+            layer: _Merger(spec, hidden_size, f"{mergers}.{level}", self, norms_squares=True)
             for level, layer in enumerate(spec.level_layers)
         }
 
@@ -89,9 +88,11 @@ class _Merger:
     ) -> None:
         self._width = spec.hidden_size * spec.merge_size**2
         normed = self._width if norms_squares else spec.hidden_size
-        self._norm = tower.make_layer_norm(f"{prefix}.norm", normed, EPS)
-        self._up = tower.make_dense(f"{prefix}.linear_fc1", self._width, self._width)
-        self._down = tower.make_dense(f"{prefix}.linear_fc2", hidden_size, self._width)
+        names = ("ln_q", "mlp.0", "mlp.2") if spec.is_omni else ("norm", "linear_fc1", "linear_fc2")
+        norm, up, down = (f"{prefix}.{name}" for name in names)
+        self._norm = tower.make_layer_norm(norm, normed, EPS)
+        self._up = tower.make_dense(up, self._width, self._width)
+        self._down = tower.make_dense(down, hidden_size, self._width)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Computes [embeddings, hidden] of [patches, width]."""

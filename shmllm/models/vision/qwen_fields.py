@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
+from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.models.vision.fields import (
     MOST_LAYERS,
     check_rotated_heads,
@@ -75,7 +76,7 @@ def read_video(
     vocab_size: int,
     *,
     in_one_piece: bool,
-    tokens_per_second: float = 0.0,
+    times: VideoTimes = UNTIMED,
     tokens: ItemTokens = TOKENS,
 ) -> VideoSpec | None:
     """Returns how a model takes videos; None: its vocabulary has no token for them.
@@ -84,18 +85,18 @@ def read_video(
         fields: what `configure` got.
         processors: see `VideoSpec`.
         vocab_size: the number of tokens.
-        in_one_piece: see `VideoSpec`.
-        tokens_per_second: see `VideoSpec`.
+        in_one_piece, times: see `VideoSpec`.
         tokens: the defaults.
     """
-    token = fields.whole.integer("video_token_id", tokens.video, minimum=0)
+    older = fields.whole.integer("video_token_index", tokens.video, minimum=0)
+    token = fields.whole.integer("video_token_id", older, minimum=0)
     if token >= vocab_size:
         return None
     return VideoSpec(
         token=token,
         processors=processors,
         in_one_piece=in_one_piece,
-        tokens_per_second=tokens_per_second,
+        times=times,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
+from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
@@ -211,14 +212,13 @@ class VideoSpec:
             first one hold where files are silent.
         in_one_piece: whether its embeddings follow one another in a prompt; otherwise each frame is
             an image of its own, behind a text that says its time.
-        tokens_per_second: how many positions on the axis of time are a second. 0: a frame is one,
-            whatever its time.
+        times: where its frames are on the axis of time.
     """
 
     token: int
     processors: tuple[str, ...]
     in_one_piece: bool
-    tokens_per_second: float = 0.0
+    times: VideoTimes = UNTIMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,10 +87,12 @@ class Qwen2_5Tower(RotatedTower):
     Attributes:
         window: the side of the windows that patches attend within, in squares.
         full_layers: the layers that attend to the whole image.
+        has_apart: whether checkpoints have the projections to queries, keys and values apart.
     """
 
     window: int
     full_layers: tuple[int, ...]
+    has_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +101,12 @@ class Qwen3Tower(RotatedTower):
     Attributes:
         num_positions: the length of the table of positions, a square number.
         level_layers: the layers whose results are levels, too, in ascending order.
+        is_omni: whether checkpoints have the names of Qwen3-Omni for the projections of squares.
     """
 
     num_positions: int
     level_layers: tuple[int, ...]
+    is_omni: bool = False
 
     @property
     def most_activations(self) -> int:

@@ -143,7 +143,7 @@ class CpuRunner(LoadedRunner):
             len(part.shape.groups),
             max_drafts=config.max_drafts,
             patches_per_side=loaded.config.patches_per_side,
-            tokens_per_second=loaded.config.tokens_per_second,
+            video_times=loaded.config.video_times,
             make_tables=lambda shape: ranks.memory.array(TABLES, *shape, dtype="int32"),
         )
 

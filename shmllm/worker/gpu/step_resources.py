@@ -120,7 +120,7 @@ class StepResources:
             samples_ahead=not config.speculative.most_drafted,
             max_drafts=drafts,
             patches_per_side=model.patches_per_side,
-            tokens_per_second=model.tokens_per_second,
+            video_times=model.video_times,
         )
         num_logits = model.vocab_size if model.lm_head else 1  # nothing is sampled
         sampler = GpuSampler(batch, rows, num_logits, device, config.logprobs.mode)

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from transformers import WhisperFeatureExtractor
+from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.audio_settings import AudioSettings, read_audio_settings
+from shmllm.formats.audio_settings import AudioSettings, UnpaddedSettings, read_audio_settings
 
 TYPE = {"feature_extractor_type": "WhisperFeatureExtractor"}
 
@@ -76,6 +77,29 @@ def test_processor_config_comes_first(tmp_path: Path) -> None:
 
 def test_a_directory_without_files_has_no_settings(tmp_path: Path) -> None:
     assert read_audio_settings(tmp_path) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"feature_size": 80, "chunk_length": 3, "min_length": 9}])
+def test_what_transformers_writes_of_qwen_3_asr_is_read(
+    options: dict[str, int], tmp_path: Path
+) -> None:
+    kind = Qwen3ASRFeatureExtractor(**options)
+    kind.save_pretrained(tmp_path)
+    assert read_audio_settings(tmp_path) == UnpaddedSettings(
+        rate=kind.sampling_rate,
+        num_mels=kind.feature_size,
+        hop=kind.hop_length,
+        window=kind.n_fft,
+        seconds=kind.chunk_length,
+        fewest=kind.min_length,
+    )
+
+
+def test_a_wrong_length_of_the_shortest_sound_is_refused(tmp_path: Path) -> None:
+    fields = {"feature_extractor_type": "Qwen3ASRFeatureExtractor", "min_length": -1}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+    with pytest.raises(EngineStartError, match="'min_length' must be a number of samples, not -1"):
+        read_audio_settings(tmp_path)
 
 
 @pytest.mark.parametrize(

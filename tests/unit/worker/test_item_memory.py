@@ -374,14 +374,36 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
     assert needed < item_bytes(config, loaded) < 4 / 3 * needed
 
 
-def test_the_estimate_covers_the_longest_sound(tmp_path: Path) -> None:
-    """As for images, with the tower of Gemma 4 E2B."""
-    content: dict[str, Any] = {
-        "architectures": ["Gemma4ForConditionalGeneration"],
+HEARING: dict[str, dict[str, Any]] = {
+    "Gemma4ForConditionalGeneration": {
         "text_config": {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 2}
         | {"vocab_size": 262144, "num_attention_heads": 8, "layer_types": ["full_attention"] * 2},
         "audio_config": {"model_type": "gemma4_audio", "num_hidden_layers": 2},
-    }
+    },
+    "Qwen2_5OmniThinkerForConditionalGeneration": {
+        "text_config": {"num_hidden_layers": 2},
+        "audio_config": {"encoder_layers": 2},
+    },
+    "Qwen3OmniMoeThinkerForConditionalGeneration": {
+        "text_config": {"num_hidden_layers": 2, "num_attention_heads": 32, "vocab_size": 152064},
+        "audio_config": {"encoder_layers": 2, "output_dim": 2048},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "count"),
+    [
+        ("Gemma4ForConditionalGeneration", 750),
+        slow("Qwen2_5OmniThinkerForConditionalGeneration", 7500),
+        slow("Qwen3OmniMoeThinkerForConditionalGeneration", 31_200),
+    ],
+)
+def test_the_estimate_covers_the_longest_sound(
+    architecture: str, count: int, tmp_path: Path
+) -> None:
+    """As for images, with the towers of Gemma 4 E2B and Qwen 2.5 Omni."""
+    content = HEARING[architecture] | {"architectures": [architecture]}
     (tmp_path / "config.json").write_text(json.dumps(content))
     model = ModelConfig.from_directory(tmp_path)
     assert model.audio is not None
@@ -396,6 +418,6 @@ def test_the_estimate_covers_the_longest_sound(tmp_path: Path) -> None:
     frames = model.audio.tower.most_frames
     with torch.inference_mode(), torch.device("meta"), Allocations(weights) as counted:
         found = tower(torch.empty((frames, 128)), (frames, 1, 1))
-    assert len(found) == 750
+    assert len(found) == count
     kept = 2048 * model.hidden_size * 2
     assert counted.peak < item_bytes(config, loaded) - kept < 4 / 3 * counted.peak

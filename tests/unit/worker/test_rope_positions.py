@@ -15,18 +15,23 @@ from transformers import (
     Glm4vMoeModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLModel,
+    Qwen2_5OmniThinkerConfig,
     Qwen2VLConfig,
     Qwen2VLModel,
     Qwen3_5Config,
     Qwen3_5Model,
+    Qwen3OmniMoeThinkerConfig,
     Qwen3VLConfig,
     Qwen3VLModel,
     Qwen3VLMoeConfig,
     Qwen3VLMoeModel,
 )
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerModel
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerModel
 
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.models.mixer_specs import WITHIN_ITEMS
+from shmllm.models.rope_config import VideoTimes
 from shmllm.params.items import Item
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
@@ -179,6 +184,115 @@ def test_videos_of_qwen_2_and_2_5_equal_transformers(name: str, reference: Any) 
         assert found[:, len(kinds) :].tolist() == [behind] * 3
 
 
+OMNI: dict[str, list[int | tuple[int, int, int, float]]] = VIDEOS | {
+    "sounds, of one number": [3, (5, 0, 0, 0.0), 2, (1, 0, 0, 0.0), 4],
+    "a sound behind a slow video": [2, (3, 2, 2, 40.0), 4, (6, 0, 0, 0.0), 3],
+    "a sound before images and videos": [2, (7, 0, 0, 0.0), 2, (1, 3, 4, 0.0), 2, (2, 2, 1, 9.0)],
+    "wider than its times": [2, (2, 1, 7, 0.2), 3],
+    "longer than it is wide": [2, (9, 1, 2, 0.5), 3],
+}
+"""As VIDEOS, of parts with a time 0 that are images, or sounds if they have no rows either."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        (Qwen2_5OmniThinkerConfig, Qwen2_5OmniThinkerModel),
+        (Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerModel),
+    ],
+    ids=["Qwen2.5-Omni", "Qwen3-Omni"],
+)
+def omni(request: pytest.FixtureRequest) -> Any:
+    config_kind, kind = request.param
+    own = {"intermediate_size": 8, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    vision = VISION | own if kind is Qwen3OmniMoeThinkerModel else VISION | {"intermediate_size": 8}
+    config = config_kind(
+        text_config=TEXT,
+        vision_config=vision | {"spatial_merge_size": MERGE},
+        audio_config={"d_model": 8, "encoder_layers": 1, "encoder_attention_heads": 1},
+        vision_start_token_id=OMNI_BEGIN,
+        position_id_per_seconds=OMNI_PER_SECOND,
+    )
+    with torch.device("meta"):
+        return kind(config)
+
+
+OMNI_BEGIN, OMNI_END, OMNI_PER_SECOND = 151652, 151653, 3
+
+
+@pytest.mark.parametrize("name", OMNI)
+def test_positions_of_qwen_omni_equal_transformers(name: str, omni: Any) -> None:
+    """An item lies between two tokens of text. Behind a video also times count, whose fractions
+    transformers keeps in Qwen 3."""
+    is_3 = omni.config.model_type.startswith("qwen3")
+    ids: list[int] = []
+    placed, images, videos, seconds, sounds = [], [], [], [], []
+    for part in OMNI[name]:
+        if isinstance(part, int):
+            ids += [5] * part
+            continue
+        frames, rows, columns, each = part
+        config, grid = omni.config, [frames, MERGE * rows, MERGE * columns]
+        if not rows:
+            token, marks, count = config.audio_token_id, (151647, 151648), frames
+            sounds.append(8 * frames if is_3 else 4 * frames)
+        else:
+            marks, count = (OMNI_BEGIN, OMNI_END), frames * rows * columns
+            token = config.video_token_id if each else config.image_token_id
+            (videos if each else images).append(grid)
+            seconds += [each] if each else []
+            begin = len(ids) + 1
+            interval, factor = (each, float(OMNI_PER_SECOND)) if each else (1.0, 1.0)
+            placed.append(
+                PlacedGrid(begin, frames, rows, columns, interval, factor, moves_text=True)
+            )
+        ids += [marks[0], *[token] * count, marks[1]]
+    tensor = torch.tensor([ids])
+    expected, deltas = omni.get_rope_index(
+        tensor,
+        image_grid_thw=torch.tensor(images) if images else None,
+        video_grid_thw=torch.tensor(videos) if videos else None,
+        attention_mask=torch.ones_like(tensor),
+        audio_seqlens=torch.tensor(sounds) if sounds else None,
+        second_per_grids=torch.tensor(seconds) if seconds else None,
+    )
+    known, indices = RopePositions(1), np.arange(len(ids) + 2)
+    known.update(0, placed)
+    found = known.fill(np.zeros_like(indices), indices)
+    rounded, delta = expected[:, 0].double().floor(), float(deltas[0, 0]) // 1
+    assert found[:, : len(ids)].tolist() == rounded.tolist()
+    assert (found[:, -1] - indices[-1]).tolist() == [delta] * 3
+
+
+def test_a_batch_places_text_behind_the_times_of_videos_that_are_aligned() -> None:
+    """And sounds as text."""
+    sound = Item(bytes(32), ((0, 2),), (8, 1, 1), None, "audio")
+    options: Any = {"patches_per_side": 2, "video_times": VideoTimes(2.0, is_aligned=True)}
+    batch = InputBatch(1, 32, 32, 100, **options)
+    request = replace(with_item(16, VIDEO), items=(sound, VIDEO))
+    batch.update(plan := plan_of((0, 0, 16), new=(request,)))
+    time, row, column = batch.inputs(plan).positions_on_axes.tolist()
+    assert time == [0, 1, *[2] * 4, *[5] * 4, *[8] * 4, 9, 10]
+    assert row == [0, 1, *[2, 2, 3, 3] * 3, 9, 10]
+    assert column == [0, 1, *[2, 3] * 6, 9, 10]
+
+
+def test_aligned_times_have_the_roundings_of_transformers() -> None:
+    draw = np.random.default_rng(0)
+    differs = False
+    for _ in range(300):
+        seconds, tokens = 2 / int(draw.integers(1, 31)), int(draw.choice([2, 3, 13, 25]))
+        item = replace(VIDEO, spans=((0, 40),), grid=(40, 2, 2), frame_seconds=seconds)
+        times = VideoTimes(tokens, is_aligned=True)
+        batch = InputBatch(1, 64, 32, 100, patches_per_side=2, video_times=times)
+        batch.update(plan := plan_of((0, 0, 40), new=(with_item(40, item),)))
+        each = torch.tensor([seconds])[0]
+        expected = (torch.arange(40) * each.float() * tokens).long()
+        assert batch.inputs(plan).positions_on_axes[0].tolist() == expected.tolist()
+        differs |= expected.tolist() != (torch.arange(40) * (tokens * each)).long().tolist()
+    assert differs, "the order of the products matters"
+
+
 @pytest.mark.parametrize("reference", ["Qwen3-VL"], indirect=True)
 def test_frames_of_qwen_3_are_images_behind_their_times(reference: Any) -> None:
     kinds: list[int] = [0] * 4
@@ -268,7 +382,7 @@ def with_item(length: int, item: Item) -> NewRequest:
 
 
 def test_a_batch_places_videos_by_the_time_between_their_frames() -> None:
-    batch = InputBatch(1, 32, 32, 100, patches_per_side=2, tokens_per_second=2.0)
+    batch = InputBatch(1, 32, 32, 100, patches_per_side=2, video_times=VideoTimes(2.0))
     batch.update(plan := plan_of((0, 0, 16), new=(with_item(16, VIDEO),)))
     time, row, column = batch.inputs(plan).positions_on_axes.tolist()
     assert time == [0, 1, *[2] * 4, *[5] * 4, *[8] * 4, 4, 5]
@@ -287,7 +401,7 @@ def test_times_have_the_roundings_of_transformers() -> None:
         )
         seconds, tokens = float(2 / (used / total * rate)), int(draw.choice([2, 3, 25]))
         item = replace(VIDEO, spans=((0, 40),), grid=(40, 2, 2), frame_seconds=seconds)
-        batch = InputBatch(1, 64, 32, 100, patches_per_side=2, tokens_per_second=float(tokens))
+        batch = InputBatch(1, 64, 32, 100, patches_per_side=2, video_times=VideoTimes(tokens))
         batch.update(plan := plan_of((0, 0, 40), new=(with_item(40, item),)))
         expected = (torch.arange(40) * (tokens * torch.tensor([seconds])[0])).long()
         assert batch.inputs(plan).positions_on_axes[0].tolist() == expected.tolist()

@@ -221,6 +221,10 @@ def test_sizes_tell_videos_of_a_name_apart(
         ({"fpss": 3}, "mm_processor_kwargs: 'fpss' is not supported for videos; did you mean 'fp"),
         ({"max_pixels": -3}, "mm_processor_kwargs: .*must be a positive integer, not -3"),
         ({"do_resize": False}, "without 'do_resize' both sides must be multiples of (28|32) pix"),
+        (
+            {"use_audio_in_video": True},
+            "mm_processor_kwargs: 'use_audio_in_video' is not supp",
+        ),
     ],
 )
 def test_errors_have_the_videos_name(
@@ -228,6 +232,13 @@ def test_errors_have_the_videos_name(
 ) -> None:
     with pytest.raises(RequestError, match=f"^{NAME}: {message}"):
         prepare(videos, FRAMES[:2], **overrides)
+
+
+def test_the_sound_of_a_video_may_be_left_out_by_name(videos: VideoProcessor) -> None:
+    assert "use_audio_in_video" in videos.known_overrides
+    plain, named = identity(videos, FRAMES), identity(videos, FRAMES, use_audio_in_video=False)
+    assert named == plain
+    assert prepare(videos, FRAMES[:2], use_audio_in_video=False).num_tokens
 
 
 def test_frames_that_are_not_resized_stay(videos: VideoProcessor) -> None:

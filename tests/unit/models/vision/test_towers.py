@@ -38,8 +38,10 @@ TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
+    "qwen2_5_omni": [(1, 4, 6), (1, 6, 14)],
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
     "qwen3_vl_moe": [(1, 4, 6)],
+    "qwen3_omni_moe": [(1, 4, 6)],
     "qwen3_5": [(1, 8, 6)],
     "qwen3_5_moe": [(1, 4, 6)],
     "glm4v": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 10, 2)],

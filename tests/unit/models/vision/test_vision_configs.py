@@ -14,6 +14,7 @@ from support.vision_models import EACH_FAMILY, make_vision_model
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.rope_config import VideoTimes
 from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.specs import Gemma3Tower, Idefics3Tower, LlavaTower, VideoSpec, VisionSpec
 from shmllm.models.vision.squares_specs import (
@@ -412,7 +413,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
-    assert vision.num_levels == (3 if name.startswith("qwen3_vl") else 0)
+    assert vision.num_levels == (3 if name.startswith(("qwen3_vl", "qwen3_omni")) else 0)
     any_size = name.startswith(("gemma4", "glm4", "lfm2", "qwen", "mistral"))
     assert vision.has_axes == name.startswith(("glm4", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
@@ -495,7 +496,7 @@ def test_files_of_qwen_2_5_have_the_language_model_beside_vision_config(tmp_path
             token=151656,
             processors=("Qwen2VLVideoProcessor",),
             in_one_piece=True,
-            tokens_per_second=2.0,
+            times=VideoTimes(2.0),
         ),
     )
 

@@ -1,0 +1,27 @@
+"""Convolutions as products with windows: torch's own may depend on the number of threads."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from shmllm.models.tower import Dense
+
+KERNEL = 3
+"""Their length, in frames, and in features."""
+
+
+def convolve(dense: Dense, x: Tensor, stride: int) -> Tensor:
+    """Returns the convolution over frames, [..., frames, in] -> [..., frames / stride, out]."""
+    windows = F.pad(x, (0, 0, 1, 1)).unfold(-2, KERNEL, stride)  # [..., frames, in, kernel]
+    rows: Tensor = dense(windows.flatten(0, -3).flatten(1))
+    return rows.view(*windows.shape[:-2], -1)
+
+
+def convolve_plane(dense: Dense, x: Tensor) -> Tensor:
+    """Returns the convolution over frames and features that reads every other of both, [n, in,
+    rows, columns] -> [n, rows / 2, columns / 2, out]."""
+    windows = F.pad(x, (1, 1, 1, 1)).unfold(2, KERNEL, 2).unfold(3, KERNEL, 2)
+    rows = windows.permute(0, 2, 3, 1, 4, 5).flatten(3)
+    out: Tensor = dense(rows.flatten(0, 2))
+    return out.view(*rows.shape[:3], -1)
