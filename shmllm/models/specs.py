@@ -60,6 +60,7 @@ class MLPSpec:
             or, without a gate, "xielu", whose numbers a model learns; see LEARNED.
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias: whether the projections have a bias.
+        up_bias: whether those to gate and up have one, too.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:
             ``max(gate - cut, 0)`` takes the place of a gate; 0: they stay.
     """
@@ -68,6 +69,7 @@ class MLPSpec:
     activation: Activation | LearnedActivation = "silu"
     gated: bool = True
     bias: bool = False
+    up_bias: bool = True
     sparsity: float = 0.0
 
     @property

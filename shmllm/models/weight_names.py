@@ -20,7 +20,8 @@ RENAMED_PREFIXES = {
     "gpt_neox.": "model.",
     "embed_out.": "lm_head.",
     "proj_out.": "lm_head.",
-    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
+    **{f"{name}.layers.": "model.layers." for name in ("nomic_bert", "roberta", "gte")},
+    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "nomic_bert", "gte", "new")},
     **{
         f"{name}.": f"transformer.{name}."
         for name in ("h", "wte", "wpe", "word_embeddings", "ln_f")

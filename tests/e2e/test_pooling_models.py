@@ -40,6 +40,7 @@ OPTIONS: dict[str, Any] = {
 ALL = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False)
 LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, uses_head=True)
 ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
+ENCODERS += ["nomic_bert", "gte", "jina_embeddings_v3"]
 
 
 @one_thread()

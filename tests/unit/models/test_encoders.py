@@ -28,6 +28,22 @@ SIZES = {
     "sliding_window": 8,
 }
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert"]
+ROTARY = ["NomicBert", "Gte", "JinaEmbeddingsV3"]
+NOMIC = {
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 4,
+    "n_inner": 96,
+    "n_positions": 128,
+    "layer_norm_epsilon": 1e-12,
+    "activation_function": "swiglu",
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+}
+"""The fields of nomic-embed-text that none of transformers' take the place of."""
 
 
 def read(directory: Path, architecture: str, **fields: Any) -> ModelConfig:
@@ -36,7 +52,7 @@ def read(directory: Path, architecture: str, **fields: Any) -> ModelConfig:
     return read_config(directory, ModelUse())
 
 
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", ENCODERS + ROTARY)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
     config = read(tmp_path, f"{family}Model")
     expected = getattr(transformers, f"{family}Config")()
@@ -49,6 +65,13 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     assert isinstance(mlp, MLPSpec)
     assert mlp.activation == getattr(expected, "hidden_act", "gelu")
     assert (config.lm_head, config.head, config.pooling) == (False, None, "CLS")
+
+
+@pytest.mark.parametrize("family", ROTARY)
+def test_absent_bases_agree_with_transformers(family: str, tmp_path: Path) -> None:
+    (rope,) = read(tmp_path, f"{family}Model").ropes
+    expected = getattr(transformers, f"{family}Config")()
+    assert rope.theta == expected.rope_parameters["rope_theta"]
 
 
 def test_absent_fields_of_modernbert(tmp_path: Path) -> None:
@@ -89,6 +112,7 @@ def test_architectures_without_an_lm_head(architecture: str, purpose: Purpose, f
     assert find_family(architecture).__name__ == f"shmllm.models.{family}"
 
 
+NTK = {"type": "ntk", "factor": 8.0}
 CLASSIFIER = "ModernBertForSequenceClassification"
 
 
@@ -98,6 +122,14 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("BertModel", {"position_embedding_type": "relative_key"}, "'relative_key' is not supp"),
         ("BertModel", {"is_decoder": True}, "is_decoder True is not supported"),
         ("BertModel", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+        ("NomicBertModel", NOMIC | {"prenorm": True}, "prenorm True is not supported"),
+        ("NomicBertModel", NOMIC | {"num_experts": 8}, "num_experts 8 is not supported"),
+        ("NomicBertModel", NOMIC | {"qkv_proj_bias": None}, "qkv_proj_bias None is not supported"),
+        ("NomicBertModel", NOMIC | {"rotary_emb_fraction": 0.5}, "fraction 0.5 is not supported"),
+        ("NomicBertModel", NOMIC | {"activation_function": "gelu"}, "'gelu' is not supported"),
+        ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale True is not supported"),
+        ("NewModel", {"position_embedding_type": "absolute"}, "'absolute' is not supported"),
+        ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),
         ("RobertaModel", {"max_position_embeddings": 2}, r"max_position_embeddings \(2\) must ex"),
         ("BertLMHeadModel", {}, "unknown architecture 'BertLMHeadModel'"),
         (CLASSIFIER, {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),

@@ -1,0 +1,130 @@
+"""Encoders with rotations: the fields and names of their authors' files, and of transformers'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.pooling_models import (
+    assert_vectors_close,
+    make_pooling_model,
+    pool,
+    pooling_prompts,
+    rewrite_config,
+    write_modules,
+)
+from support.variants import slow
+
+from shmllm import LLM
+from shmllm.params.pooling import Pooling, PoolingType
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
+
+PROMPTS = pooling_prompts()
+OPTIONS: dict[str, Any] = {
+    "multiprocess": False,
+    "skip_tokenizer_init": True,
+    "num_threads": 1,
+    "kv_cache_memory_bytes": 2**24,
+}
+MEAN = Pooling(PoolingType.MEAN, normalize=False)
+NOMIC: dict[str, Any] = {
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_inner": 128,
+    "n_positions": 160,
+    "layer_norm_epsilon": 1e-3,
+    "activation_function": "swiglu",
+    "rotary_emb_base": 50,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "max_trained_positions": 130,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "prenorm": False,
+    "use_rms_norm": False,
+    "causal": False,
+}
+"""The fields of nomic-embed-text-v1, with other sizes."""
+
+
+@torch.inference_mode()
+def means_of(model: Any) -> list[torch.Tensor]:
+    return [model.base_model(torch.tensor([x])).last_hidden_state[0].mean(0) for x in PROMPTS]
+
+
+def write_as_nomic(directory: Path, fields: dict[str, Any]) -> None:
+    """Writes config.json with Nomic's own fields in place of transformers'."""
+    names = "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"
+    others = "layer_norm_eps", "hidden_act", "rope_parameters", "max_position_embeddings"
+    rewrite_config(directory, **dict.fromkeys((*names, *others, "head_dim")), **(NOMIC | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "positions"),
+    [({}, 160), ({"rotary_scaling_factor": 2}, 130), ({"activation_function": "geglu"}, 160)],
+)
+def test_the_fields_of_nomics_own_files(
+    fields: dict[str, Any], positions: int, tmp_path: Path
+) -> None:
+    """The angles of texts that are longer than those of the training may depend on their length."""
+    kind = "gelu" if "activation_function" in fields else "silu"
+    rope = {"rope_theta": 50.0, "rope_type": "default"}
+    own = {"hidden_act": kind, "layer_norm_eps": 1e-3, "rope_parameters": rope}
+    model = make_pooling_model("nomic_bert", "Model", tmp_path, **own)
+    write_as_nomic(tmp_path, fields)
+    write_modules(tmp_path, ("Pooling", {"pooling_mode_mean_tokens": True}))
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.front_end.info.max_model_len == positions
+        assert llm.front_end.info.pooling.pooling_type == "MEAN"
+        assert not llm.front_end.info.pooling.normalize
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)
+
+
+@pytest.mark.parametrize("types", [1, slow(0)])
+@torch.inference_mode()
+def test_the_fields_and_names_of_gtes_own_files(types: int, tmp_path: Path) -> None:
+    """Their rotation "ntk" divides the frequencies of a larger base (https://kexue.fm/archives/9706);
+    a reranker's weights have the prefix "new"."""
+    suffix = "ForSequenceClassification"
+    model = make_pooling_model("gte", suffix, tmp_path, type_vocab_size=types, num_labels=1)
+    path, factor, powers = tmp_path / "model.safetensors", 8.0, torch.arange(0, 16, 2) / 16
+    frequencies = model.gte.rotary_emb.inv_freq
+    frequencies.copy_((factor * 50.0) ** -powers / factor ** (2 / 16))
+    save_file({f"new.{n.removeprefix('gte.')}": x for n, x in load_file(path).items()}, path)
+    published = {"rope_scaling": {"type": "ntk", "factor": factor}, "rope_theta": 50.0}
+    published |= {"model_type": "new", "architectures": [f"New{suffix}"], "rope_parameters": None}
+    rewrite_config(tmp_path, **published, logn_attention_scale=False, layer_norm_type="layer_norm")
+    logits = [model(torch.tensor([each])).logits[0] for each in PROMPTS]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.front_end.info.pooling.task == "classify"
+        pooling = Pooling(PoolingType.CLS, normalize=False, uses_head=True)
+        assert_vectors_close(pool(llm, PROMPTS, pooling), logits, 1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["Model", slow("ForSequenceClassification")])
+@pytest.mark.parametrize("kind", ["nomic_bert", "gte", "jina_embeddings_v3"])
+@torch.inference_mode()
+def test_updates_come_under_the_names_of_files_and_modules(
+    kind: str, suffix: str, tmp_path: Path
+) -> None:
+    model = make_pooling_model(kind, suffix, tmp_path / "first")
+    with LLM(str(tmp_path / "first"), **OPTIONS) as llm:
+        for source in ("modules", "files"):
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+            model.save_pretrained(tmp_path / source)
+            stored = load_file(tmp_path / source / "model.safetensors")
+            assert any("encoder.layer" in name for name in stored)
+            llm.sleep(level=2)
+            llm.wake_up()
+            weights = dict(model.named_parameters()) if source == "modules" else stored
+            llm.update_weights(list(weights.items()))
+            assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)
