@@ -109,7 +109,8 @@ def _down(view: Destination) -> Destination:
     """Returns the downs of all experts, transposed, of [experts, hidden, inner]."""
     from torch import Tensor
 
-    from shmllm.models.matrices import StackedMatrix, TransposedMatrix
+    from shmllm.models.arranged import StackedMatrix
+    from shmllm.models.matrices import TransposedMatrix
     from shmllm.models.quantized import QuantizedMatrix
 
     assert isinstance(view, Tensor | QuantizedMatrix), "a tensor of a file has one format"

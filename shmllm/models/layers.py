@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.distance_biases import named_biases
 from shmllm.models.matrices import (
     HEAD_QUANTIZATION,
     QUANTIZATIONS,
@@ -230,6 +231,7 @@ class AttentionHeads:
         dtype: the dtype of the weights that are not packed.
         q_norm, k_norm: the norms of queries and keys, over a head or over all of them, or None.
         sinks: [num_heads], or None.
+        biases: [num_heads, distances] float32, what is added to scores, or None.
     """
 
     def __init__(self, layer: int, spec: AttentionSpec, storage: Storage) -> None:
@@ -239,6 +241,9 @@ class AttentionHeads:
         self.q_norm: Norm | None = None
         self.k_norm: Norm | None = None
         self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
+        self.biases: Tensor | None = None
+        if spec.biases is not None:
+            self.biases = storage.float32(spec.num_heads, spec.biases.width)
 
 
 class Attention(AttentionHeads):
@@ -295,6 +300,9 @@ class Attention(AttentionHeads):
             weights |= norm.named_weights(f"{prefix}.{name}")
         if self.sinks is not None:
             weights[f"{prefix}.sinks"] = (self.sinks,)
+        if self.biases is not None and self.spec.biases is not None:
+            named = named_biases(self.biases, self.spec.biases)
+            weights[f"{prefix}.relative_attention_bias.weight"] = (named,)
         return weights
 
     def _with_gates(self, weights: NamedWeights, queries: str, gates: str) -> NamedWeights:

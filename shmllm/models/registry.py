@@ -97,6 +97,7 @@ ARCHITECTURES: dict[str, str] = {
     "LlavaNextForConditionalGeneration": "llava_next",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
+    "MPNetModel": "mpnet",
     "MellumForCausalLM": "mellum",
     "MiMoForCausalLM": "mimo",
     "MiniCPM3ForCausalLM": "minicpm3",

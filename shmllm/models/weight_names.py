@@ -21,7 +21,8 @@ RENAMED_PREFIXES = {
     "embed_out.": "lm_head.",
     "proj_out.": "lm_head.",
     **{f"{name}.layers.": "model.layers." for name in ("nomic_bert", "roberta", "gte")},
-    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "nomic_bert", "gte", "new")},
+    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "mpnet")},
+    **{f"{name}.": "" for name in ("nomic_bert", "gte", "new")},
     **{
         f"{name}.": f"transformer.{name}."
         for name in ("h", "wte", "wpe", "word_embeddings", "ln_f")

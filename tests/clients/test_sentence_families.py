@@ -30,6 +30,7 @@ TOKENIZERS = {
     "distilbert": "bert",
     "modernbert": "bert",
     "xlm_roberta": "roberta",
+    "mpnet": "roberta",
     "nomic_bert": "bert",
     "gte": "roberta",
     "jina_embeddings_v3": "roberta",

@@ -35,7 +35,7 @@ LOCAL = OPTIONS | {"multiprocess": False}
 TWO_RANKS = {"tensor_parallel_size": 2, "num_threads": 2}
 POOLINGS = {"modernbert": PoolingType.CLS, "bert": PoolingType.CLS, "qwen3": PoolingType.LAST}
 KINDS = list(POOLINGS)
-OTHERS = ["nomic_bert", "gte", "jina_embeddings_v3"]
+OTHERS = ["mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
 
 
 class Classifier:

@@ -40,7 +40,7 @@ OPTIONS: dict[str, Any] = {
 ALL = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False)
 LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, uses_head=True)
 ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
-ENCODERS += ["nomic_bert", "gte", "jina_embeddings_v3"]
+ENCODERS += ["mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
 
 
 @one_thread()
@@ -87,6 +87,16 @@ def test_encoders_classify_texts(kind: str, tmp_path: Path) -> None:
     with LLM(str(tmp_path), **OPTIONS) as llm:
         logits = pool(llm, PROMPTS, pooled(PoolingType.CLS))
         assert_vectors_close(logits, logits_of(model), TOLERANCE)
+
+
+@torch.inference_mode()
+def test_distances_beyond_the_last_bucket(tmp_path: Path) -> None:
+    model = make_pooling_model("mpnet", "Model", tmp_path, max_position_embeddings=402)
+    prompts = [[5 + 7 * i % 250 for i in range(length)] for length in (400, 131)]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        ours = pool(llm, prompts, ALL)
+    wanted = [model(torch.tensor([each])).last_hidden_state[0] for each in prompts]
+    assert_vectors_close(ours, wanted, TOLERANCE)
 
 
 @torch.inference_mode()

@@ -110,7 +110,7 @@ def test_the_fields_and_names_of_gtes_own_files(types: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("suffix", ["Model", slow("ForSequenceClassification")])
-@pytest.mark.parametrize("kind", ["nomic_bert", "gte", "jina_embeddings_v3"])
+@pytest.mark.parametrize("kind", ["nomic_bert", "gte", "jina_embeddings_v3", "mpnet"])
 @torch.inference_mode()
 def test_updates_come_under_the_names_of_files_and_modules(
     kind: str, suffix: str, tmp_path: Path

@@ -27,7 +27,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "sliding_window": 8,
 }
-ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert"]
+ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "MPNet"]
 ROTARY = ["NomicBert", "Gte", "JinaEmbeddingsV3"]
 NOMIC = {
     "n_embd": 64,
@@ -130,6 +130,8 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale True is not supported"),
         ("NewModel", {"position_embedding_type": "absolute"}, "'absolute' is not supported"),
         ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),
+        ("MPNetModel", {"relative_attention_num_buckets": 16}, "num_buckets 16 is not supported"),
+        ("MPNetModel", {"max_position_embeddings": 2}, "max_position_embeddings must exceed 2"),
         ("RobertaModel", {"max_position_embeddings": 2}, r"max_position_embeddings \(2\) must ex"),
         ("BertLMHeadModel", {}, "unknown architecture 'BertLMHeadModel'"),
         (CLASSIFIER, {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),
