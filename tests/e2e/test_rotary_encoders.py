@@ -19,6 +19,7 @@ from support.pooling_models import (
 from support.variants import slow
 
 from shmllm import LLM
+from shmllm.models.weight_names import renamed
 from shmllm.params.pooling import Pooling, PoolingType
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -105,6 +106,94 @@ def test_the_fields_and_names_of_gtes_own_files(types: int, tmp_path: Path) -> N
     logits = [model(torch.tensor([each])).logits[0] for each in PROMPTS]
     with LLM(str(tmp_path), **OPTIONS) as llm:
         assert llm.front_end.info.pooling.task == "classify"
+        pooling = Pooling(PoolingType.CLS, normalize=False, uses_head=True)
+        assert_vectors_close(pool(llm, PROMPTS, pooling), logits, 1e-5)
+
+
+TASKS = ["retrieval.query", "retrieval.passage", "separation"]
+JINA: dict[str, Any] = {
+    "architectures": ["XLMRobertaModel"],
+    "model_type": "xlm-roberta",
+    "position_embedding_type": "rotary",
+    "rotary_emb_base": 20000.0,
+    "rope_parameters": None,
+    "emb_pooler": "mean",
+    "lora_adaptations": TASKS,
+    "lora_alpha": 2,
+    "lora_rank": 4,
+}
+"""The fields of jina-embeddings-v3 that transformers does not write."""
+
+
+def drawn_adapters(weights: dict[str, torch.Tensor]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """A and B of each matrix of a model as the authors' files have them, by its module."""
+    found = {}
+    for name, weight in weights.items():
+        if weight.ndim == 2:
+            (rows, columns), count = weight.shape, len(TASKS)
+            shapes = (count, 4, columns), (count, rows, 4)
+            if ".embeddings." in name:
+                shapes = (count, rows, 4), (count, 4, columns)
+            found[name.removesuffix(".weight")] = tuple(0.1 * torch.randn(x) for x in shapes)
+    return found
+
+
+@pytest.mark.parametrize("task", [None, "retrieval.passage", slow("separation")])
+@torch.inference_mode()
+def test_the_tasks_of_jinas_own_files(task: str | None, tmp_path: Path) -> None:
+    model = make_pooling_model("jina_embeddings_v3", "Model", tmp_path)
+    path = tmp_path / "model.safetensors"
+    plain = {f"roberta.{name}": weight for name, weight in load_file(path).items()}
+    adapters, stored = drawn_adapters(plain), dict(plain)
+    for module, matrices in adapters.items():
+        weight, own = stored.pop(f"{module}.weight"), f"{module}.parametrizations.weight"
+        stored |= {f"{own}.original": weight}
+        stored |= {f"{own}.0.lora_{x}": each for x, each in zip("AB", matrices, strict=True)}
+        if task is not None:
+            a, b = (each[TASKS.index(task)] for each in matrices)
+            change = a @ b if ".embeddings." in module else b @ a
+            plain[f"{module}.weight"] = weight + 2 / 4 * change
+    save_file(plain, path)
+    merged = type(model).from_pretrained(tmp_path).eval()
+    save_file(stored, path)
+    rewrite_config(tmp_path, **JINA)
+    overrides = {} if task is None else {"default_task": task}
+    with LLM(str(tmp_path), **OPTIONS, hf_overrides=overrides) as llm:
+        assert llm.front_end.info.pooling.pooling_type == "MEAN"
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(merged), 1e-5)
+        llm.sleep(level=2)
+        llm.wake_up()
+        llm.collective_rpc("reload_weights")
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(merged), 1e-5)
+    own, changed = (each.layers[1].mlp.fc2.weight for each in (model, merged))
+    assert (task is None) == torch.equal(own, changed)
+
+
+@torch.inference_mode()
+def test_the_names_of_jinas_reranker(tmp_path: Path) -> None:
+    """Its layers are those of XLM-RoBERTa, under other names."""
+    suffix = "ForSequenceClassification"
+    model = make_pooling_model("xlm_roberta", suffix, tmp_path, num_labels=1)
+    path, names = (
+        tmp_path / "model.safetensors",
+        {
+            "encoder.layer.": "encoder.layers.",
+            "embeddings.LayerNorm.": "emb_ln.",
+            ".attention.self.": ".mixer.",
+            ".attention.output.dense.": ".mixer.out_proj.",
+            ".attention.output.LayerNorm.": ".norm1.",
+            ".intermediate.dense.": ".mlp.fc1.",
+            ".output.dense.": ".mlp.fc2.",
+            ".output.LayerNorm.": ".norm2.",
+        },
+    )
+    stored = {renamed(name, names): weight for name, weight in load_file(path).items()}
+    for name in [name for name in stored if ".mixer.query." in name]:
+        parts = [stored.pop(name.replace(".query.", f".{x}.")) for x in ("query", "key", "value")]
+        stored[name.replace(".query.", ".Wqkv.")] = torch.cat(parts)
+    save_file(stored, path)
+    logits = [model(torch.tensor([each])).logits[0] for each in PROMPTS]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
         pooling = Pooling(PoolingType.CLS, normalize=False, uses_head=True)
         assert_vectors_close(pool(llm, PROMPTS, pooling), logits, 1e-5)
 

@@ -112,6 +112,14 @@ def test_architectures_without_an_lm_head(architecture: str, purpose: Purpose, f
     assert find_family(architecture).__name__ == f"shmllm.models.{family}"
 
 
+JINA = {
+    "position_embedding_type": "rotary",
+    "rotary_emb_base": 20000.0,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 128,
+    "type_vocab_size": 1,
+    "lora_adaptations": ["x", "y"],
+}
 NTK = {"type": "ntk", "factor": 8.0}
 CLASSIFIER = "ModernBertForSequenceClassification"
 
@@ -127,6 +135,14 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("NomicBertModel", NOMIC | {"qkv_proj_bias": None}, "qkv_proj_bias None is not supported"),
         ("NomicBertModel", NOMIC | {"rotary_emb_fraction": 0.5}, "fraction 0.5 is not supported"),
         ("NomicBertModel", NOMIC | {"activation_function": "gelu"}, "'gelu' is not supported"),
+        ("XLMRobertaModel", JINA | {"emb_pooler": "max"}, "emb_pooler 'max' is not supported"),
+        ("XLMRobertaModel", JINA | {"truncate_dim": 32}, "truncate_dim 32 is not supported"),
+        (
+            "XLMRobertaModel",
+            JINA | {"default_task": "z"},
+            "'z' is none of lora_adaptations: 'x',",
+        ),
+        ("XLMRobertaModel", JINA | {"rotary_emb_base": None}, "'rotary_emb_base' is missing"),
         ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale True is not supported"),
         ("NewModel", {"position_embedding_type": "absolute"}, "'absolute' is not supported"),
         ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),

@@ -76,7 +76,7 @@ def test_a_family_that_runs_takes_transformers_defaults(model_type: str, tmp_pat
     write_config(model_type, tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text())
     config = ModelConfig.from_directory(tmp_path)
-    written, own = STEMS.get(model_type, ("", ""))
+    written, own = STEMS.get(("model_type", model_type), ("", ""))
     assert config.architecture == own + FAMILIES[model_type].removeprefix(written)
     text = fields.get("text_config", fields)
     assert config.vocab_size == text["vocab_size"]
