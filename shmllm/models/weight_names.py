@@ -21,7 +21,7 @@ RENAMED_PREFIXES = {
     "embed_out.": "lm_head.",
     "proj_out.": "lm_head.",
     **{f"{name}.layers.": "model.layers." for name in ("nomic_bert", "roberta", "gte")},
-    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "mpnet")},
+    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "mpnet", "electra")},
     **{f"{name}.": "" for name in ("nomic_bert", "gte", "new")},
     **{
         f"{name}.": f"transformer.{name}."

@@ -30,6 +30,8 @@ TOKENIZERS = {
     "distilbert": "bert",
     "modernbert": "bert",
     "xlm_roberta": "roberta",
+    "electra": "bert",
+    "eurobert": "llama",
     "mpnet": "roberta",
     "nomic_bert": "bert",
     "gte": "roberta",

@@ -23,6 +23,7 @@ from support.pooling_models import (
     write_modules,
     write_tokenizer,
 )
+from support.variants import slow
 
 from shmllm import LLM, EngineStartError, SamplingParams
 from shmllm.params.pooling import Pooling, PoolingType
@@ -40,7 +41,7 @@ OPTIONS: dict[str, Any] = {
 ALL = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False)
 LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, uses_head=True)
 ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
-ENCODERS += ["mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
+ENCODERS += ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
 
 
 @one_thread()
@@ -86,6 +87,16 @@ def test_encoders_classify_texts(kind: str, tmp_path: Path) -> None:
     model = make_pooling_model(kind, "ForSequenceClassification", tmp_path, num_labels=5)
     with LLM(str(tmp_path), **OPTIONS) as llm:
         logits = pool(llm, PROMPTS, pooled(PoolingType.CLS))
+        assert_vectors_close(logits, logits_of(model), TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", [slow("modernbert"), "eurobert"])
+def test_encoders_classify_means(kind: str, tmp_path: Path) -> None:
+    config = {"num_labels": 5, "classifier_pooling": "mean"}
+    model = make_pooling_model(kind, "ForSequenceClassification", tmp_path, **config)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.front_end.info.pooling.pooling_type == "MEAN"
+        logits = pool(llm, PROMPTS, pooled(PoolingType.MEAN))
         assert_vectors_close(logits, logits_of(model), TOLERANCE)
 
 

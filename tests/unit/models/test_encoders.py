@@ -27,7 +27,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "sliding_window": 8,
 }
-ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "MPNet"]
+ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "MPNet", "Electra"]
 ROTARY = ["NomicBert", "Gte", "JinaEmbeddingsV3"]
 NOMIC = {
     "n_embd": 64,
@@ -54,10 +54,11 @@ def read(directory: Path, architecture: str, **fields: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("family", ENCODERS + ROTARY)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
-    config = read(tmp_path, f"{family}Model")
+    own = {"embedding_size": 64} if family == "Electra" else {}
+    config = read(tmp_path, f"{family}Model", **own)
     expected = getattr(transformers, f"{family}Config")()
-    own = config.first_position + config.max_position_embeddings
-    assert own == expected.max_position_embeddings
+    positions = config.first_position + config.max_position_embeddings
+    assert positions == expected.max_position_embeddings
     eps = expected.norm_eps if family == "ModernBert" else expected.layer_norm_eps
     assert (config.norm.kind, config.norm.eps) == ("layer", eps)
     assert config.num_token_types == getattr(expected, "type_vocab_size", 0)
@@ -65,6 +66,15 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     assert isinstance(mlp, MLPSpec)
     assert mlp.activation == getattr(expected, "hidden_act", "gelu")
     assert (config.lm_head, config.head, config.pooling) == (False, None, "CLS")
+
+
+def test_absent_fields_of_eurobert(tmp_path: Path) -> None:
+    config = read(tmp_path, "EuroBertModel", num_key_value_heads=None)
+    expected = transformers.EuroBertConfig()
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert (config.norm.kind, config.norm.eps) == ("rms", expected.rms_norm_eps)
+    assert config.attentions[0].num_kv_heads == config.attentions[0].num_heads
+    assert config.ropes[0].theta == expected.rope_parameters["rope_theta"]
 
 
 @pytest.mark.parametrize("family", ROTARY)
@@ -148,6 +158,8 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),
         ("MPNetModel", {"relative_attention_num_buckets": 16}, "num_buckets 16 is not supported"),
         ("MPNetModel", {"max_position_embeddings": 2}, "max_position_embeddings must exceed 2"),
+        ("ElectraModel", {}, "embedding_size 128 is not supported with a hidden_size of 64"),
+        ("EuroBertForSequenceClassification", {}, "classifier_pooling 'late' is not supported"),
         ("RobertaModel", {"max_position_embeddings": 2}, r"max_position_embeddings \(2\) must ex"),
         ("BertLMHeadModel", {}, "unknown architecture 'BertLMHeadModel'"),
         (CLASSIFIER, {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),
