@@ -29,7 +29,7 @@ NORMS = LayerNorms(
     after_mixer="attention.output.LayerNorm", after_mlp="output.LayerNorm", of_sums=True
 )
 
-_NAMES = {
+NAMES = {
     "model.layers.": "encoder.layer.",
     "model.embed_tokens.": "embeddings.word_embeddings.",
     "model.embed_positions.": "embeddings.position_embeddings.",
@@ -124,4 +124,4 @@ def with_labels(
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    return {renamed(name, _NAMES): views for name, views in weights.items()}
+    return {renamed(name, NAMES): views for name, views in weights.items()}

@@ -1,4 +1,5 @@
-"""The weights of biases by distance, `mixer_specs.DistanceBiases`."""
+"""Biases of scores by distance: weights, `mixer_specs.DistanceBiases`, or constants,
+`mixer_specs.LinearBiases`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.arranged import SpreadColumns
-from shmllm.models.mixer_specs import DistanceBiases
+from shmllm.models.mixer_specs import DistanceBiases, LinearBiases
 
 
 def named_biases(table: Tensor, spec: DistanceBiases) -> SpreadColumns:
@@ -22,6 +23,23 @@ def named_biases(table: Tensor, spec: DistanceBiases) -> SpreadColumns:
     last = spec.num_positions - 1
     distances = torch.arange(-last, last + 1)
     return SpreadColumns(table, _bucket(distances, spec), spec.num_buckets)
+
+
+def linear_biases(spec: LinearBiases, heads: range) -> Tensor:
+    """Returns what kernels read of some heads, [heads, distances] float32."""
+    last = spec.num_positions - 1
+    slopes = torch.tensor(_slopes(spec.num_heads)[heads.start : heads.stop])
+    return -slopes[:, None] * torch.arange(-last, last + 1).abs()
+
+
+def _slopes(num_heads: int) -> list[float]:
+    """Returns the factor of each head: powers of the first one, which lie between those of half as
+    many heads if the number is no power of two."""
+    whole = 2 ** int(math.log2(num_heads))
+    found = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    if whole < num_heads:
+        found += _slopes(2 * whole)[::2][: num_heads - whole]
+    return found
 
 
 def _bucket(distances: Tensor, spec: DistanceBiases) -> Tensor:

@@ -31,10 +31,7 @@ def _read_head(fields: Fields) -> tuple[HeadSpec | None, Pooled]:
         return with_labels(fields), "CLS"
     if purpose is not Purpose.CLASSIFY:
         return None, "CLS"
-    name = fields.text("classifier_pooling", "late")
-    if name not in _POOLINGS:
-        known = ", ".join(map(repr, _POOLINGS))
-        raise fields.error(f"classifier_pooling {name!r} is not supported; supported: {known}")
+    pooling = fields.meaning("classifier_pooling", _POOLINGS, "late")
     width = fields.integer("hidden_size")
     dense = DenseSpec(name="dense", inputs=width, outputs=width, bias=True, activation="gelu")
-    return with_labels(fields, dense), _POOLINGS[name]
+    return with_labels(fields, dense), pooling

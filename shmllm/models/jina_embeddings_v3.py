@@ -39,7 +39,7 @@ def configure(fields: Fields) -> ModelConfig:
         model,
         head=read_head(fields, tanh_dense(fields, "classifier.dense"), "classifier.out_proj"),
         num_token_types=fields.integer("type_vocab_size", 1),
-        pooling=_POOLINGS[fields.text("emb_pooler", "cls")] if is_published else model.pooling,
+        pooling=fields.meaning("emb_pooler", _POOLINGS, "cls") if is_published else model.pooling,
         skipped_prefixes=("pooler.", "lm_head."),
         task_adapters=read_task_adapters(fields),
     )
@@ -48,9 +48,6 @@ def configure(fields: Fields) -> ModelConfig:
 def _published(fields: Fields) -> Fields:
     """Returns the fields of the authors' files, in which they may not be absent, under
     transformers' names."""
-    if (pooler := fields.text("emb_pooler", "cls")) not in _POOLINGS:
-        known = ", ".join(map(repr, _POOLINGS))
-        raise fields.error(f"emb_pooler {pooler!r} is not supported; supported: {known}")
     if (width := fields.values.get("truncate_dim")) is not None:
         raise fields.error(f"truncate_dim {width!r} is not supported; supported: None")
     for name in ("layer_norm_eps", "rotary_emb_base"):

@@ -89,6 +89,20 @@ class DistanceBiases:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearBiases:
+    """What is added to the score of a key: the distance from the token times a factor of the head,
+    which is negative (ALiBi; Press et al., 2022). The distance is the same in both directions.
+
+    Attributes:
+        num_positions: the largest number of positions.
+        num_heads: the number of heads of the whole model.
+    """
+
+    num_positions: int
+    num_heads: int
+
+
+@dataclass(frozen=True, slots=True)
 class KVHeads:
     """What the KV cache holds of a token in one layer.
 
@@ -149,7 +163,7 @@ class AttentionSpec:
     scale: float
     soft_cap: float | None = None
     sinks: bool = False
-    biases: DistanceBiases | None = None
+    biases: DistanceBiases | LinearBiases | None = None
     qk_norm: QKNorm | None = None
     norms_rotated: bool = False
     norms_have_weights: bool = True

@@ -86,11 +86,7 @@ def _published(fields: Fields) -> Fields:
         if found != computed:
             raise fields.error(f"{name} {found!r} is not supported; supported: {computed!r}")
     own = fields.under_names(_FIELDS)
-    activation = fields.text("activation_function")
-    if activation not in _GATES:
-        known = ", ".join(_GATES)
-        raise fields.error(f"activation_function {activation!r} is not supported: {known}")
-    values = own.values | {"hidden_act": _GATES[activation]}
+    values = own.values | {"hidden_act": fields.meaning("activation_function", _GATES)}
     if fields.values.get("rotary_scaling_factor"):  # angles of longer texts depend on their length
         values["max_position_embeddings"] = fields.integer("max_trained_positions", 2048)
     return own.with_values(values)

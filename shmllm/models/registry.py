@@ -87,6 +87,7 @@ ARCHITECTURES: dict[str, str] = {
     "InternVLForConditionalGeneration": "internvl",
     "InternLM3ForCausalLM": "internlm3",
     "JambaForCausalLM": "jamba",
+    "JinaBertModel": "jina_bert",
     "JinaEmbeddingsV3Model": "jina_embeddings_v3",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",

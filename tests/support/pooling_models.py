@@ -51,6 +51,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "electra": ("Electra", {"embedding_size": 64}),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "bos"}),
+    "jina_bert": ("JinaBert", {"type_vocab_size": 2}),
     "mpnet": ("MPNet", {"pad_token_id": 1, "max_position_embeddings": 130}),
     "nomic_bert": ("NomicBert", {"type_vocab_size": 2}),
     "gte": ("Gte", {"type_vocab_size": 1}),

@@ -4,12 +4,18 @@ under other names. Their repositories bring code of their own."""
 from __future__ import annotations
 
 import copy
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -19,6 +25,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from shmllm.models.weight_names import renamed
 
 
 class MiMoConfig(Qwen2Config):  # type: ignore[misc]
@@ -66,6 +74,71 @@ class LlamaBidirectionalConfig(LlamaConfig):  # type: ignore[misc]
 
 class LlamaBidirectionalModel(LlamaModel):  # type: ignore[misc]
     config_class = LlamaBidirectionalConfig
+
+
+class JinaBertConfig(BertConfig):  # type: ignore[misc]
+    feed_forward_type: str = "geglu"
+    emb_pooler: str = "mean"
+
+
+class GatedLayers(nn.Module):
+    """What JinaBERT has in place of BERT's first projection of an MLP."""
+
+    def __init__(self, config: JinaBertConfig) -> None:
+        super().__init__()
+        self.gated_layers = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.act = nn.GELU() if config.feed_forward_type == "geglu" else nn.ReLU()
+
+    def forward(self, states: Tensor) -> Tensor:
+        gate, up = self.gated_layers(states).chunk(2, dim=-1)
+        gated: Tensor = self.act(gate) * up
+        return gated
+
+
+class NoPositions(nn.Module):
+    """What it has in place of a table of positions."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return positions.new_zeros((), dtype=torch.float32)
+
+
+class JinaBertModel(BertModel):  # type: ignore[misc]
+    """BERT with linear biases of scores and gated MLPs."""
+
+    config_class = JinaBertConfig
+    NAMES: ClassVar = {
+        ".intermediate.": ".mlp.",
+        ".attention.output.": ".attention_output.",
+        ".output.dense.": ".mlp.wo.",
+        ".output.LayerNorm.": ".mlp.layernorm.",
+        ".attention_output.": ".attention.output.",
+    }
+    SLOPES: ClassVar = {
+        4: [1 / 4, 1 / 16, 1 / 64, 1 / 256],
+        12: [2**-i for i in range(1, 9)] + [2 ** -(i + 0.5) for i in range(4)],
+    }
+
+    def __init__(self, config: JinaBertConfig) -> None:
+        super().__init__(config, add_pooling_layer=False)
+        self.embeddings.position_embeddings = NoPositions()
+        for layer in self.encoder.layer:
+            layer.intermediate = GatedLayers(config)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        places = torch.arange(input_ids.shape[1])
+        slopes = torch.tensor(self.SLOPES[self.config.num_attention_heads])
+        biases = -slopes[:, None, None] * (places[None] - places[:, None]).abs()
+        return super().forward(input_ids, attention_mask=biases[None])
+
+    def save_pretrained(self, directory: Path, **options: Any) -> None:
+        """Writes the files as the authors' are."""
+        self.config.architectures = ["JinaBertForMaskedLM"]
+        self.config.save_pretrained(directory)
+        stored = {renamed(name, self.NAMES): each for name, each in self.state_dict().items()}
+        save_file(stored, directory / "model.safetensors")
+        config = json.loads((directory / "config.json").read_text())
+        config["position_embedding_type"] = "alibi"
+        (directory / "config.json").write_text(json.dumps(config))
 
 
 class DeciLMLayer(LlamaDecoderLayer):  # type: ignore[misc]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from shmllm.models.distance_biases import named_biases
+from shmllm.models.distance_biases import linear_biases, named_biases
 from shmllm.models.matrices import sharded
-from shmllm.models.mixer_specs import DistanceBiases
+from shmllm.models.mixer_specs import DistanceBiases, LinearBiases
 from shmllm.models.shares import Share
 
 SPEC = DistanceBiases(num_positions=600)
@@ -21,6 +21,17 @@ def test_buckets_are_those_of_transformers() -> None:
     buckets = MPNetEncoder.relative_position_bucket(DISTANCES)
     assert torch.equal(table, learned[buckets].t())
     assert buckets.unique().tolist() == [bucket for bucket in range(32) if bucket != 16]
+
+
+def test_linear_biases_fall_with_the_distance() -> None:
+    """The factors are those of the paper for 8 heads, and of its code for 12."""
+    every = linear_biases(LinearBiases(3, 12), range(12))
+    slopes = [2.0**-i for i in range(1, 9)] + [2 ** -(i + 0.5) for i in range(4)]
+    torch.testing.assert_close(
+        every, -torch.tensor(slopes)[:, None] * torch.tensor([2, 1, 0, 1, 2])
+    )
+    assert torch.equal(linear_biases(LinearBiases(3, 8), range(8)), every[:8])
+    assert torch.equal(linear_biases(LinearBiases(3, 12), range(6, 12)), every[6:])
 
 
 def test_a_copy_has_what_some_distance_has() -> None:

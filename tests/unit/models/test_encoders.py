@@ -130,6 +130,8 @@ JINA = {
     "type_vocab_size": 1,
     "lora_adaptations": ["x", "y"],
 }
+ALIBI = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+CODE = {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}
 NTK = {"type": "ntk", "factor": 8.0}
 CLASSIFIER = "ModernBertForSequenceClassification"
 
@@ -153,6 +155,10 @@ CLASSIFIER = "ModernBertForSequenceClassification"
             "'z' is none of lora_adaptations: 'x',",
         ),
         ("XLMRobertaModel", JINA | {"rotary_emb_base": None}, "'rotary_emb_base' is missing"),
+        ("JinaBertModel", {}, "position_embedding_type 'absolute' is not supported"),
+        ("JinaBertModel", ALIBI | {"feed_forward_type": "original"}, "'original' is not supported"),
+        ("JinaBertModel", ALIBI | {"auto_map": CODE}, "norms of queries and keys"),
+        ("JinaBertForSequenceClassification", ALIBI, "Classification is not supported"),
         ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale True is not supported"),
         ("NewModel", {"position_embedding_type": "absolute"}, "'absolute' is not supported"),
         ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),

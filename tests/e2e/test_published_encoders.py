@@ -1,4 +1,4 @@
-"""Encoders with rotations: the fields and names of their authors' files, and of transformers'."""
+"""Encoders whose authors' files have other fields and names than those of transformers."""
 
 from __future__ import annotations
 
@@ -167,6 +167,24 @@ def test_the_tasks_of_jinas_own_files(task: str | None, tmp_path: Path) -> None:
         assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(merged), 1e-5)
     own, changed = (each.layers[1].mlp.fc2.weight for each in (model, merged))
     assert (task is None) == torch.equal(own, changed)
+
+
+@pytest.mark.parametrize(("heads", "gate"), [(12, "geglu"), slow(4, "geglu"), slow(4, "reglu")])
+def test_attention_that_falls_with_the_distance(heads: int, gate: str, tmp_path: Path) -> None:
+    shape = {"num_attention_heads": heads, "hidden_size": 16 * heads, "feed_forward_type": gate}
+    model = make_pooling_model("jina_bert", "Model", tmp_path, **shape)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.front_end.info.pooling.pooling_type == "MEAN"
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_have_the_distances_of_their_heads(ways: str, tmp_path: Path) -> None:
+    model = make_pooling_model("jina_bert", "Model", tmp_path)
+    options = OPTIONS | {"multiprocess": True, "num_threads": 2, ways: 2}
+    with LLM(str(tmp_path), **options) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)
 
 
 @torch.inference_mode()
