@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from shmllm.models.arranged import Arranged
+from shmllm.models.arranged import Arranged, StackedMatrix
 from shmllm.models.packed import PACKINGS, Packing
 from shmllm.models.quantized import Int8Matrix, QuantizedMatrix
 from shmllm.models.shares import Share
@@ -292,6 +292,16 @@ def matrix_of(views: Sequence[Destination]) -> Matrix:
     (view,) = views
     assert isinstance(view, Tensor | QuantizedMatrix | MixedMatrix)
     return view
+
+
+def stacked(view: Destination, *, transposed: bool = False) -> Destination:
+    """Returns the destination of a tensor that has several matrices one below the other, each
+    transposed or not, from that of [matrices, rows, columns]."""
+    assert isinstance(view, Tensor | QuantizedMatrix), "a tensor of a file has one format"
+    if not transposed:
+        return StackedMatrix(view)
+    own = view.transpose(1, 2) if isinstance(view, Tensor) else TransposedMatrix(view)
+    return StackedMatrix(own)
 
 
 def len_of(matrix: WholeMatrix) -> int:

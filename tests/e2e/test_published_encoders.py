@@ -110,6 +110,39 @@ def test_the_fields_and_names_of_gtes_own_files(types: int, tmp_path: Path) -> N
         assert_vectors_close(pool(llm, PROMPTS, pooling), logits, 1e-5)
 
 
+def test_the_experts_of_nomic(tmp_path: Path) -> None:
+    model = make_pooling_model("nomic_moe", "Model", tmp_path)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        found = pool(llm, PROMPTS, MEAN)
+        assert_vectors_close(found, means_of(model), 1e-5)
+        alone = [pool(llm, [prompt], MEAN)[0] for prompt in PROMPTS]
+        assert all(each.tobytes() == own.tobytes() for each, own in zip(found, alone, strict=True))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"tensor_parallel_size": 2, "num_threads": 2, "multiprocess": True}, 1e-5),
+        ({"pipeline_parallel_size": 2, "num_threads": 2, "multiprocess": True}, 1e-5),
+        ({"quantization": "int8"}, 0.1),
+        ({"dtype": "bfloat16"}, 0.05),
+    ],
+)
+def test_the_experts_of_nomic_in_parts(
+    options: dict[str, Any], tolerance: float, tmp_path: Path
+) -> None:
+    model = make_pooling_model("nomic_moe", "Model", tmp_path / "first")
+    with LLM(str(tmp_path / "first"), **(OPTIONS | options)) as llm:
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), tolerance)
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+        model.save_pretrained(tmp_path / "second")
+        llm.update_weights(list(load_file(tmp_path / "second" / "model.safetensors").items()))
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), tolerance)
+
+
 TASKS = ["retrieval.query", "retrieval.passage", "separation"]
 JINA: dict[str, Any] = {
     "architectures": ["XLMRobertaModel"],

@@ -54,6 +54,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "jina_bert": ("JinaBert", {"type_vocab_size": 2}),
     "mpnet": ("MPNet", {"pad_token_id": 1, "max_position_embeddings": 130}),
     "nomic_bert": ("NomicBert", {"type_vocab_size": 2}),
+    "nomic_moe": ("NomicMoe", {"num_hidden_layers": 4, "type_vocab_size": 1}),
     "gte": ("Gte", {"type_vocab_size": 1}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", {"type_vocab_size": 1}),
     "gemma3": (

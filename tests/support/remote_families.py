@@ -18,6 +18,8 @@ from transformers import (
     BertModel,
     GraniteConfig,
     GraniteForCausalLM,
+    JinaEmbeddingsV3Config,
+    JinaEmbeddingsV3Model,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -139,6 +141,84 @@ class JinaBertModel(BertModel):  # type: ignore[misc]
         config = json.loads((directory / "config.json").read_text())
         config["position_embedding_type"] = "alibi"
         (directory / "config.json").write_text(json.dumps(config))
+
+
+class NomicMoeConfig(JinaEmbeddingsV3Config):  # type: ignore[misc]
+    num_experts: int = 5
+    moe_top_k: int = 2
+
+
+class NomicExperts(nn.Module):
+    """The experts of nomic-embed-text-v2-moe. The weights of those that are chosen do not add up to
+    1, and their sum has a bias."""
+
+    def __init__(self, config: NomicMoeConfig) -> None:
+        super().__init__()
+        self.top_k = config.moe_top_k
+        self.shape = config.num_experts, config.intermediate_size, config.hidden_size
+        experts, inner, hidden = self.shape
+        self.router = nn.ModuleDict({"layer": nn.Linear(hidden, experts, bias=False)})
+        self.experts = nn.ParameterDict({"bias": torch.empty(hidden)})
+        self.experts["mlp"] = nn.ParameterDict(
+            {name: torch.empty(experts * inner, hidden) for name in ("w1", "w2")}
+        )
+
+    def forward(self, states: Tensor) -> Tensor:
+        first, last = (self.experts["mlp"][name].view(self.shape) for name in ("w1", "w2"))
+        weights, chosen = self.router["layer"](states).softmax(-1).topk(self.top_k)
+        shares = torch.zeros(*states.shape[:-1], len(first)).scatter_(-1, chosen, weights)
+        inner = nn.functional.gelu(torch.einsum("...h,eih->...ei", states, first))
+        out = torch.einsum("...ei,eih,...e->...h", inner, last, shares)
+        summed: Tensor = out + self.experts["bias"]
+        return summed
+
+
+class NomicMoeModel(JinaEmbeddingsV3Model):  # type: ignore[misc]
+    """The layers of jina-embeddings-v3 but for the experts of every second one."""
+
+    config_class = NomicMoeConfig
+    NAMES: ClassVar = {
+        "layers.": "encoder.layers.",
+        "embeddings.LayerNorm.": "emb_ln.",
+        ".self_attn.o_proj.": ".attn.out_proj.",
+        ".self_attn.": ".attn.",
+        ".post_attention_layernorm.": ".norm1.",
+        ".post_mlp_layernorm.": ".norm2.",
+    }
+
+    def __init__(self, config: NomicMoeConfig) -> None:
+        super().__init__(config, add_pooling_layer=False)
+        for layer in self.layers[1::2]:
+            layer.mlp = NomicExperts(config)
+
+    def save_pretrained(self, directory: Path, **options: Any) -> None:
+        """Writes the files as the authors' are."""
+        directory.mkdir(exist_ok=True)
+        stored = {renamed(name, self.NAMES): each for name, each in self.state_dict().items()}
+        for name in [name for name in stored if ".q_proj." in name]:
+            parts = [stored.pop(name.replace(".q_", f".{x}_")) for x in "qkv"]
+            stored[name.replace(".q_proj.", ".Wqkv.")] = torch.cat(parts)
+        save_file(stored, directory / "model.safetensors")
+        config = self.config
+        fields = {
+            "architectures": ["NomicBertModel"],
+            "n_embd": config.hidden_size,
+            "n_head": config.num_attention_heads,
+            "n_layer": config.num_hidden_layers,
+            "n_inner": config.intermediate_size,
+            "n_positions": config.max_position_embeddings,
+            "layer_norm_epsilon": config.layer_norm_eps,
+            "rotary_emb_base": config.rope_parameters["rope_theta"],
+            "rotary_emb_fraction": 1.0,
+            "activation_function": "gelu",
+            "vocab_size": config.vocab_size,
+            "type_vocab_size": config.type_vocab_size,
+            "moe_every_n_layers": 2,
+            "num_experts": config.num_experts,
+            "moe_top_k": config.moe_top_k,
+            **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+        }
+        (directory / "config.json").write_text(json.dumps(fields))
 
 
 class DeciLMLayer(LlamaDecoderLayer):  # type: ignore[misc]

@@ -148,7 +148,7 @@ def experts(
         gate_up_bias: [experts, rows of gate_up] or None.
         down_bias: [experts, hidden] or None.
         activation: "silu" or "gelu_tanh", with all columns of gate before those of up, "gpt_oss",
-            or "relu_squared" of up alone.
+            or "relu_squared" or "gelu" of up alone.
         weighs_inputs: whether weights multiply what experts read, and not what they return.
 
     Returns:
@@ -161,7 +161,7 @@ def experts(
         inner = (x[tokens] * own if weighs_inputs else x[tokens]) @ gate_up[expert].T
         if gate_up_bias is not None:
             inner = inner + gate_up_bias[expert]
-        is_gated = activation != "relu_squared"
+        is_gated = activation not in ("relu_squared", "gelu")
         is_plain = activation != "gpt_oss"
         active = activate(inner, activation, is_gated) if is_plain else gpt_oss_activation(inner)
         rows = active @ down[expert].T

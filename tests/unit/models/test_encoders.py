@@ -122,6 +122,8 @@ def test_architectures_without_an_lm_head(architecture: str, purpose: Purpose, f
     assert find_family(architecture).__name__ == f"shmllm.models.{family}"
 
 
+MIXED = {"moe_every_n_layers": 2, "num_experts": 8, "moe_top_k": 2}
+GELU = {"activation_function": "gelu"}
 JINA = {
     "position_embedding_type": "rotary",
     "rotary_emb_base": 20000.0,
@@ -143,10 +145,17 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("BertModel", {"is_decoder": True}, "is_decoder True is not supported"),
         ("BertModel", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
         ("NomicBertModel", NOMIC | {"prenorm": True}, "prenorm True is not supported"),
-        ("NomicBertModel", NOMIC | {"num_experts": 8}, "num_experts 8 is not supported"),
-        ("NomicBertModel", NOMIC | {"qkv_proj_bias": None}, "qkv_proj_bias None is not supported"),
+        (
+            "NomicBertModel",
+            NOMIC | {"num_experts": 8},
+            "moe_every_n_layers 0 is not supported with",
+        ),
+        ("NomicBertModel", NOMIC | MIXED, "experts with gates are not supported"),
+        ("NomicBertModel", NOMIC | MIXED | {"moe_top_k": 9} | GELU, "moe_top_k must be at most"),
+        ("NomicBertModel", NOMIC | {"ffn_div": 2}, "ffn_div 2 is not supported"),
+        ("NomicBertModel", NOMIC | {"mlp_fc1_bias": True}, "mlp_fc1_bias True is not supported"),
         ("NomicBertModel", NOMIC | {"rotary_emb_fraction": 0.5}, "fraction 0.5 is not supported"),
-        ("NomicBertModel", NOMIC | {"activation_function": "gelu"}, "'gelu' is not supported"),
+        ("NomicBertModel", NOMIC | {"activation_function": "relu"}, "'relu' is not supported"),
         ("XLMRobertaModel", JINA | {"emb_pooler": "max"}, "emb_pooler 'max' is not supported"),
         ("XLMRobertaModel", JINA | {"truncate_dim": 32}, "truncate_dim 32 is not supported"),
         (
