@@ -55,9 +55,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    """Returns destinations under the family's names, with one for the biases of all layers."""
-    found: NamedWeights = {}
-    for name, views in weights.items():
-        own = _BIASES if ".relative_attention_bias." in name else renamed(name, _NAMES)
-        found[own] = (*found.get(own, ()), *views)
-    return found
+    from shmllm.models.fused_names import with_shared
+
+    own = {renamed(name, _NAMES): views for name, views in weights.items()}
+    return with_shared(own, ".relative_attention_bias.", _BIASES)

@@ -143,6 +143,29 @@ def test_the_experts_of_nomic_in_parts(
         assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), tolerance)
 
 
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("t5_encoder", {}),
+        ("mt5_encoder", {}),
+        slow("t5_encoder", {"feed_forward_proj": "gated-silu"}),
+        slow("t5_encoder", {"relative_attention_num_buckets": 8}),
+        slow("t5_encoder", {"relative_attention_max_distance": 20}),
+    ],
+)
+@torch.inference_mode()
+def test_encoders_of_t5(kind: str, config: dict[str, Any], tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "Model", tmp_path, **config)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.front_end.info.max_model_len == 512
+        assert llm.front_end.info.pooling.pooling_type == "MEAN"
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+        llm.update_weights(list(model.named_parameters()))
+        assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)
+
+
 TASKS = ["retrieval.query", "retrieval.passage", "separation"]
 JINA: dict[str, Any] = {
     "architectures": ["XLMRobertaModel"],
@@ -212,9 +235,10 @@ def test_attention_that_falls_with_the_distance(heads: int, gate: str, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jina_bert", "t5_encoder"])
 @pytest.mark.parametrize("ways", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_have_the_distances_of_their_heads(ways: str, tmp_path: Path) -> None:
-    model = make_pooling_model("jina_bert", "Model", tmp_path)
+def test_ranks_have_the_distances_of_their_heads(ways: str, kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "Model", tmp_path)
     options = OPTIONS | {"multiprocess": True, "num_threads": 2, ways: 2}
     with LLM(str(tmp_path), **options) as llm:
         assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)

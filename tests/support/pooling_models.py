@@ -35,6 +35,7 @@ SHAPE: dict[str, Any] = {
 }
 ROBERTA = {"pad_token_id": 1, "max_position_embeddings": 130, "type_vocab_size": 1}
 DECODER = {"num_key_value_heads": 2, "head_dim": 16}
+T5 = {"d_model": 64, "d_kv": 12, "d_ff": 128, "num_layers": 3, "num_heads": 4}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"type_vocab_size": 2}),
     "roberta": ("Roberta", ROBERTA),
@@ -54,6 +55,8 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "jina_bert": ("JinaBert", {"type_vocab_size": 2}),
     "mpnet": ("MPNet", {"pad_token_id": 1, "max_position_embeddings": 130}),
     "nomic_bert": ("NomicBert", {"type_vocab_size": 2}),
+    "t5_encoder": ("T5Encoder", T5),
+    "mt5_encoder": ("MT5Encoder", T5),
     "nomic_moe": ("NomicMoe", {"num_hidden_layers": 4, "type_vocab_size": 1}),
     "gte": ("Gte", {"type_vocab_size": 1}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", {"type_vocab_size": 1}),

@@ -23,12 +23,18 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
+    MT5Config,
+    MT5EncoderModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    T5Config,
+    T5EncoderModel,
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from shmllm.models.weight_names import renamed
+
+__all__ = ["MT5EncoderModel", "T5EncoderModel"]
 
 
 class MiMoConfig(Qwen2Config):  # type: ignore[misc]
@@ -141,6 +147,9 @@ class JinaBertModel(BertModel):  # type: ignore[misc]
         config = json.loads((directory / "config.json").read_text())
         config["position_embedding_type"] = "alibi"
         (directory / "config.json").write_text(json.dumps(config))
+
+
+T5EncoderConfig, MT5EncoderConfig = T5Config, MT5Config
 
 
 class NomicMoeConfig(JinaEmbeddingsV3Config):  # type: ignore[misc]

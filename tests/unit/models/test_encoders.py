@@ -13,6 +13,7 @@ from support.pooling_models import write_tokenizer
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.mixer_specs import DistanceBiases
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.specs import MLPSpec
@@ -77,6 +78,23 @@ def test_absent_fields_of_eurobert(tmp_path: Path) -> None:
     assert config.ropes[0].theta == expected.rope_parameters["rope_theta"]
 
 
+@pytest.mark.parametrize("family", ["T5", "MT5"])
+def test_absent_fields_of_t5(family: str, tmp_path: Path) -> None:
+    config = read(tmp_path, f"{family}EncoderModel", **T5)
+    expected = getattr(transformers, f"{family}Config")()
+    assert config.norm.eps == expected.layer_norm_epsilon
+    assert config.attentions[0].head_dim == expected.d_kv
+    biases = config.attentions[0].biases
+    assert isinstance(biases, DistanceBiases)
+    assert biases.num_buckets == expected.relative_attention_num_buckets
+    assert biases.max_distance == expected.relative_attention_max_distance
+    assert config.dense_mlps[0].gated == expected.is_gated_act
+    assert (
+        config.dense_mlps[0].activation
+        == {"relu": "relu", "gelu_new": "gelu_tanh"}[expected.dense_act_fn]
+    )
+
+
 @pytest.mark.parametrize("family", ROTARY)
 def test_absent_bases_agree_with_transformers(family: str, tmp_path: Path) -> None:
     (rope,) = read(tmp_path, f"{family}Model").ropes
@@ -134,6 +152,7 @@ JINA = {
 }
 ALIBI = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 CODE = {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}
+T5 = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 96}
 NTK = {"type": "ntk", "factor": 8.0}
 CLASSIFIER = "ModernBertForSequenceClassification"
 
@@ -168,6 +187,9 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("JinaBertModel", ALIBI | {"feed_forward_type": "original"}, "'original' is not supported"),
         ("JinaBertModel", ALIBI | {"auto_map": CODE}, "norms of queries and keys"),
         ("JinaBertForSequenceClassification", ALIBI, "Classification is not supported"),
+        ("T5EncoderModel", T5 | {"feed_forward_proj": "x-relu"}, "'x-relu' is not supported"),
+        ("T5EncoderModel", T5 | {"relative_attention_num_buckets": 30}, "buckets 30 with"),
+        ("T5EncoderModel", T5 | {"relative_attention_max_distance": 8}, "distance 8 is not supp"),
         ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale True is not supported"),
         ("NewModel", {"position_embedding_type": "absolute"}, "'absolute' is not supported"),
         ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),

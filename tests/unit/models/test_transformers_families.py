@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_PRETRAINING_MAPPING_NAMES,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
 
@@ -59,6 +60,7 @@ def test_transformers_has_the_families_that_run() -> None:
     others = set(ARCHITECTURES) - set(FAMILIES.values())
     tables = MODEL_MAPPING_NAMES, MODEL_FOR_PRETRAINING_MAPPING_NAMES
     known = {name for table in tables for name in table.values()}
+    known |= set(MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.values())
     known |= set(MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES.values())
     assert others <= TEXT_MODELS.keys() | known | IN_FILES
     assert len(FAMILIES) - len(RUN) >= 28
