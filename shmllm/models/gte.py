@@ -24,6 +24,7 @@ _COMPUTED: dict[str, Any] = {
     "layer_norm_type": "layer_norm",
     "logn_attention_scale": False,
     "logn_attention_clip1": False,
+    "pack_qkv": True,
 }
 """What is computed of the fields that the authors' files alone have."""
 

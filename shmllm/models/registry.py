@@ -43,7 +43,10 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma3nForConditionalGeneration": "gemma3n",
+    "Contriever": "contriever",
     "CwmForCausalLM": "cwm",
+    "DPRContextEncoder": "dpr",
+    "DPRQuestionEncoder": "dpr",
     "DbrxForCausalLM": "dbrx",
     "DeciLMForCausalLM": "decilm",
     "DeepseekV2ForCausalLM": "deepseek_v2",
@@ -179,6 +182,7 @@ _PURPOSES = {
     "ForProcessRewardModel": Purpose.REWARD,
     "ForRewardModel": Purpose.REWARD,
     "ForMaskedLM": Purpose.EMBED,
+    "ForPreTraining": Purpose.EMBED,
     "Model": Purpose.EMBED,
 }
 """The ends of the names of architectures without an LM head, or with one that is left out."""

@@ -20,6 +20,7 @@ RENAMED_PREFIXES = {
     "gpt_neox.": "model.",
     "embed_out.": "lm_head.",
     "proj_out.": "lm_head.",
+    **{f"{name}_encoder.bert_model.": "" for name in ("ctx", "question")},
     **{f"{name}.layers.": "model.layers." for name in ("nomic_bert", "roberta", "gte")},
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "mpnet", "electra")},
     **{f"{name}.": "" for name in ("nomic_bert", "gte", "new")},

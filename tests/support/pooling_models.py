@@ -50,6 +50,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 3}
         | {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
     ),
+    "dpr": ("DPR", {"type_vocab_size": 2}),
     "electra": ("Electra", {"embedding_size": 64}),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "bos"}),
     "jina_bert": ("JinaBert", {"type_vocab_size": 2}),

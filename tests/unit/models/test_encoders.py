@@ -127,6 +127,7 @@ def test_the_windows_of_embeddinggemma_agree_with_transformers(tmp_path: Path) -
     ("architecture", "purpose", "family"),
     [
         ("BertForMaskedLM", Purpose.EMBED, "bert"),
+        ("BertForPreTraining", Purpose.EMBED, "bert"),
         ("XLMRobertaForSequenceClassification", Purpose.CLASSIFY, "roberta"),
         ("ModernBertForTokenClassification", Purpose.CLASSIFY_TOKENS, "modernbert"),
         ("Gemma3TextModel", Purpose.EMBED, "gemma3"),
@@ -190,6 +191,7 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("T5EncoderModel", T5 | {"feed_forward_proj": "x-relu"}, "'x-relu' is not supported"),
         ("T5EncoderModel", T5 | {"relative_attention_num_buckets": 30}, "buckets 30 with"),
         ("T5EncoderModel", T5 | {"relative_attention_max_distance": 8}, "distance 8 is not supp"),
+        ("DPRContextEncoder", {"projection_dim": 9}, "projection_dim 9 is not supported"),
         ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale True is not supported"),
         ("NewModel", {"position_embedding_type": "absolute"}, "'absolute' is not supported"),
         ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),
