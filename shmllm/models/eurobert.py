@@ -13,7 +13,8 @@ from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.llama import configure as configure_llama
 from shmllm.models.registry import Purpose, purpose_of
 
-_POOLINGS: dict[str, Pooled] = {"bos": "CLS", "mean": "MEAN"}
+_POOLINGS: dict[str, Pooled] = {"bos": "CLS", "mean": "MEAN", "late": "MEAN"}
+"""What a classifier reads; with "late", a mean is one of its results for each token."""
 _DEFAULTS = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
 
 
@@ -34,4 +35,5 @@ def _read_head(fields: Fields) -> tuple[HeadSpec | None, Pooled]:
     pooling = fields.meaning("classifier_pooling", _POOLINGS, "late")
     width = fields.integer("hidden_size")
     dense = DenseSpec(name="dense", inputs=width, outputs=width, bias=True, activation="gelu")
-    return with_labels(fields, dense), pooling
+    is_late = fields.text("classifier_pooling", "late") == "late"
+    return replace(with_labels(fields, dense), precedes_means=is_late), pooling

@@ -97,7 +97,8 @@ def configure(fields: Fields) -> ModelConfig:
 def _published(fields: Fields) -> Fields:
     """Returns the fields of the authors' files under transformers' names."""
     for name, (computed, absent) in _COMPUTED.items():
-        found = fields.values.get(name, absent)
+        found = fields.values.get(name)
+        found = absent if found is None else found
         if found != computed:
             raise fields.error(f"{name} {found!r} is not supported; supported: {computed!r}")
     own = fields.under_names(_FIELDS)
@@ -121,8 +122,6 @@ def _with_experts(
     """Returns layers of which every nth one has experts, from the second one on."""
     every = fields.integer("moe_every_n_layers", 0, minimum=0)
     if every < 2:
-        if every or fields.values.get("num_experts"):
-            raise fields.error(f"moe_every_n_layers {every} is not supported with experts")
         return layers
     if mlp.gated:
         raise fields.error("experts with gates are not supported; supported: 'gelu' without")

@@ -96,9 +96,12 @@ def test_encoders_classify_texts(kind: str, tmp_path: Path) -> None:
         assert_vectors_close(logits, logits_of(model), TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", [slow("modernbert"), "eurobert"])
-def test_encoders_classify_means(kind: str, tmp_path: Path) -> None:
-    config = {"num_labels": 5, "classifier_pooling": "mean"}
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [slow("modernbert", "mean"), slow("eurobert", "mean"), ("eurobert", "late")],
+)
+def test_encoders_classify_means(kind: str, pooling: str, tmp_path: Path) -> None:
+    config = {"num_labels": 5, "classifier_pooling": pooling}
     model = make_pooling_model(kind, "ForSequenceClassification", tmp_path, **config)
     with LLM(str(tmp_path), **OPTIONS) as llm:
         assert llm.front_end.info.pooling.pooling_type == "MEAN"
