@@ -10,7 +10,7 @@ from shmllm.models.bert import NAMES, as_encoder
 from shmllm.models.config import ModelConfig, Pooled
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import LinearBiases
+from shmllm.models.mixer_specs import MOST_BIASED_POSITIONS, LinearBiases
 from shmllm.models.readers import read_attention, read_num_layers
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.specs import Activation, LayerNorms, LayerSpec, MLPSpec
@@ -41,7 +41,7 @@ def configure(fields: Fields) -> ModelConfig:
     gate = fields.meaning("feed_forward_type", _GATES, "original")
     plain = {"num_key_value_heads": None, "head_dim": None}  # it has no such fields
     fields = fields.with_values(fields.values | plain)
-    positions = fields.integer("max_position_embeddings", 512)
+    positions = fields.integer("max_position_embeddings", 512, maximum=MOST_BIASED_POSITIONS)
     attention = read_attention(fields, bias=True, output_bias=True)
     biases = LinearBiases(positions, attention.num_heads)
     mlp = MLPSpec(

@@ -66,6 +66,11 @@ class Growth(NamedTuple):
     offset: int = 0
 
 
+MOST_BIASED_POSITIONS = 2**17
+"""Each layer has a number for each head and distance: with 12 heads and so many positions 13 MB. A
+file with more is damaged."""
+
+
 @dataclass(frozen=True, slots=True)
 class DistanceBiases:
     """What is added to the score of a key: a number that each head learns for its distance from the

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.bert import read_encoder, read_head, tanh_dense
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import DistanceBiases
+from shmllm.models.mixer_specs import MOST_BIASED_POSITIONS, DistanceBiases
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def configure(fields: Fields) -> ModelConfig:
         raise fields.error(
             f"relative_attention_num_buckets {buckets} is not supported; supported: {_BUCKETS}"
         )
+    fields.integer("max_position_embeddings", 512, maximum=MOST_BIASED_POSITIONS)
     model = read_encoder(fields)
     positions = model.num_learned_positions - _FIRST_POSITION
     if positions < 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import DistanceBiases
+from shmllm.models.mixer_specs import MOST_BIASED_POSITIONS, DistanceBiases
 from shmllm.models.readers import read_activation, read_attention, read_model, read_num_layers
 from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
 from shmllm.models.weight_names import renamed
@@ -51,7 +51,7 @@ _UPS = {
 def configure(fields: Fields) -> ModelConfig:
     is_mt5 = architecture_name(fields).startswith("MT5")
     fields = fields.under_names(_FIELDS)
-    positions = fields.integer("n_positions", _POSITIONS)
+    positions = fields.integer("n_positions", _POSITIONS, maximum=MOST_BIASED_POSITIONS)
     biases = DistanceBiases(
         positions,
         fields.integer("relative_attention_num_buckets", 32, minimum=4),
