@@ -154,6 +154,7 @@ ARCHITECTURES: dict[str, str] = {
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "T5EncoderModel": "t5_encoder",
+    "UMT5EncoderModel": "t5_encoder",
     "VaultGemmaForCausalLM": "vaultgemma",
     "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "whisper",

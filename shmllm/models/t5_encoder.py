@@ -1,5 +1,6 @@
-"""The encoders of T5 and mT5: norms before attention and MLP, scores without a scale, and a bias of
-scores for the distance between two tokens, which all layers share (Raffel et al., 2020)."""
+"""The encoders of T5, mT5 and UMT5: norms before attention and MLP, scores without a scale, and a
+bias of scores for the distance between two tokens (Raffel et al., 2020). All layers share the
+biases but for those of UMT5."""
 
 from __future__ import annotations
 
@@ -30,6 +31,9 @@ _FIELDS: dict[str, tuple[str, Any]] = {
 _POSITIONS = 512
 """The length of the texts of the training; the model itself knows no end."""
 
+_LATER = ("MT5", "UMT5")
+"""The beginnings of architectures whose MLPs have gates by default."""
+
 _BIASES = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
 _NAMES = {
     "model.embed_tokens.": "shared.",
@@ -39,6 +43,7 @@ _NAMES = {
     ".post_attention_layernorm.": ".layer.1.layer_norm.",
     ".mlp.down_proj.": ".layer.1.DenseReluDense.wo.",
     ".mlp.gate_proj.": ".layer.1.DenseReluDense.wi_0.",
+    ".self_attn.relative_": ".layer.0.SelfAttention.relative_",
     **{f".self_attn.{each}_proj.": f".layer.0.SelfAttention.{each}." for each in "qkvo"},
 }
 _UPS = {
@@ -49,7 +54,7 @@ _UPS = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    is_mt5 = architecture_name(fields).startswith("MT5")
+    default = "gated-gelu" if architecture_name(fields).startswith(_LATER) else "relu"
     fields = fields.under_names(_FIELDS)
     positions = fields.integer("n_positions", _POSITIONS, maximum=MOST_BIASED_POSITIONS)
     biases = DistanceBiases(
@@ -63,7 +68,7 @@ def configure(fields: Fields) -> ModelConfig:
             f"relative_attention_max_distance {biases.max_distance} is not supported"
         )
     attention = replace(read_attention(fields), ahead=None, scale=1.0, biases=biases)
-    mlp = _read_mlp(fields, "gated-gelu" if is_mt5 else "relu")
+    mlp = _read_mlp(fields, default)
     layers = [LayerSpec(mixer=attention, mlp=mlp)] * read_num_layers(fields)
     return replace(
         read_model(fields, layers, positions, tied=True),
@@ -96,4 +101,6 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     (is_gated,) = {each.gated for each in config.dense_mlps}
     names = _NAMES | _UPS[is_gated]
     own = {renamed(name, names): views for name, views in weights.items()}
+    if config.architecture.startswith("UMT5"):
+        return own
     return with_shared(own, ".relative_attention_bias.", _BIASES)

@@ -147,7 +147,8 @@ def test_the_experts_of_nomic_in_parts(
     ("kind", "config"),
     [
         ("t5_encoder", {}),
-        ("mt5_encoder", {}),
+        slow("mt5_encoder", {}),
+        ("umt5_encoder", {}),
         slow("t5_encoder", {"feed_forward_proj": "gated-silu"}),
         slow("t5_encoder", {"relative_attention_num_buckets": 8}),
         slow("t5_encoder", {"relative_attention_max_distance": 20}),

@@ -58,6 +58,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "nomic_bert": ("NomicBert", {"type_vocab_size": 2}),
     "t5_encoder": ("T5Encoder", T5),
     "mt5_encoder": ("MT5Encoder", T5),
+    "umt5_encoder": ("UMT5Encoder", T5),
     "nomic_moe": ("NomicMoe", {"num_hidden_layers": 4, "type_vocab_size": 1}),
     "gte": ("Gte", {"type_vocab_size": 1}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", {"type_vocab_size": 1}),

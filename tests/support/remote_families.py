@@ -29,12 +29,14 @@ from transformers import (
     Qwen2ForCausalLM,
     T5Config,
     T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from shmllm.models.weight_names import renamed
 
-__all__ = ["MT5EncoderModel", "T5EncoderModel"]
+__all__ = ["MT5EncoderModel", "T5EncoderModel", "UMT5EncoderModel"]
 
 
 class MiMoConfig(Qwen2Config):  # type: ignore[misc]
@@ -149,7 +151,7 @@ class JinaBertModel(BertModel):  # type: ignore[misc]
         (directory / "config.json").write_text(json.dumps(config))
 
 
-T5EncoderConfig, MT5EncoderConfig = T5Config, MT5Config
+T5EncoderConfig, MT5EncoderConfig, UMT5EncoderConfig = T5Config, MT5Config, UMT5Config
 
 
 class NomicMoeConfig(JinaEmbeddingsV3Config):  # type: ignore[misc]

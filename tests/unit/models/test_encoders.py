@@ -78,7 +78,7 @@ def test_absent_fields_of_eurobert(tmp_path: Path) -> None:
     assert config.ropes[0].theta == expected.rope_parameters["rope_theta"]
 
 
-@pytest.mark.parametrize("family", ["T5", "MT5"])
+@pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
 def test_absent_fields_of_t5(family: str, tmp_path: Path) -> None:
     config = read(tmp_path, f"{family}EncoderModel", **T5)
     expected = getattr(transformers, f"{family}Config")()
