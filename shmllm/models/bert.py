@@ -3,6 +3,7 @@ tokens. A classifier reads the first token through the pooler (Devlin et al., 20
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,14 @@ from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadNormSpec, HeadSpec
 from shmllm.models.pooled import classifier, read_labels
-from shmllm.models.readers import read_activation, read_attention, read_model, read_num_layers
+from shmllm.models.readers import (
+    read_attention,
+    read_model,
+    read_num_layers,
+    read_ungated_mlp,
+)
 from shmllm.models.registry import Purpose, purpose_of
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import LayerNorms, LayerSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ NORMS = LayerNorms(
     after_mixer="attention.output.LayerNorm", after_mlp="output.LayerNorm", of_sums=True
 )
 
-_NAMES = {
+NAMES = {
     "model.layers.": "encoder.layer.",
     "model.embed_tokens.": "embeddings.word_embeddings.",
     "model.embed_positions.": "embeddings.position_embeddings.",
@@ -58,19 +64,25 @@ def read_encoder(fields: Fields) -> ModelConfig:
     plain = {"num_key_value_heads": None, "head_dim": None}  # BERT has no such fields
     fields = Fields(fields.values | plain, fields.where)
     attention = replace(read_attention(fields, bias=True, output_bias=True), ahead=None)
-    mlp = MLPSpec(
-        inner=fields.integer("intermediate_size"),
-        activation=read_activation(fields, "hidden_act", "gelu"),
-        gated=False,
-        bias=True,
-    )
+    mlp = read_ungated_mlp(fields, activation="gelu", bias=True)
     layer = LayerSpec(mixer=attention, mlp=mlp, norms=NORMS)
     positions = fields.integer("max_position_embeddings", 512)
-    model = read_model(fields, [layer] * read_num_layers(fields), positions, tied=True)
+    model = as_encoder(fields, [layer] * read_num_layers(fields), positions)
+    return replace(model, num_learned_positions=positions)
+
+
+def as_encoder(fields: Fields, layers: Iterable[LayerSpec], positions: int) -> ModelConfig:
+    """Returns the configuration of layers whose norms are behind the additions, as the embeddings'
+    norm is, without types, a table of positions and a head.
+
+    Args:
+        fields: the fields of config.json.
+        layers: the layers.
+        positions: the largest number of positions.
+    """
     return replace(
-        model,
+        read_model(fields, layers, positions, tied=True),
         norm=NormSpec(kind="layer", eps=fields.number("layer_norm_eps", 1e-12), bias=True),
-        num_learned_positions=positions,
         embedding_norm=True,
         final_norm=False,
         lm_head=False,
@@ -112,4 +124,4 @@ def with_labels(
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    return {renamed(name, _NAMES): views for name, views in weights.items()}
+    return {renamed(name, NAMES): views for name, views in weights.items()}

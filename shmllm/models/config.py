@@ -45,6 +45,7 @@ from shmllm.models.specs import (
     NormSpec,
     PerLayerSpec,
 )
+from shmllm.models.task_adapters import TaskAdapters
 from shmllm_kernels.windows import Window
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class ModelConfig:
         num_further: how many of them are loaded.
         skipped_prefixes: the prefixes of names of tensors that a checkpoint may have although the
             model lacks them.
+        task_adapters: the adapters that its checkpoint has for tasks.
         vision: what the model computes of images; None: it sees none, and a tower that its
             checkpoint may have is not loaded.
         audio: the same for sounds.
@@ -140,6 +142,7 @@ class ModelConfig:
     further_layers: tuple[LayerSpec, ...] = ()
     num_further: int = 0
     skipped_prefixes: tuple[str, ...] = ()
+    task_adapters: TaskAdapters | None = None
     vision: VisionSpec | None = None
     audio: AudioSpec | None = None
     shard: Shard = WHOLE

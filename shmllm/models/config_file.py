@@ -13,7 +13,7 @@ from shmllm.errors import EngineStartError
 from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.formats.thinker import thinker_of
 from shmllm.models.fields import Fields, read_json_object
-from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, STEMS, TEXT_MODELS
+from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS, own_name
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -116,16 +116,15 @@ def text_fields(fields: Fields) -> Fields:
 
 
 def architecture_name(fields: Fields) -> str:
-    """Returns the first of ``architectures``; the family's own name for it where transformers has
-    written that of another one."""
+    """Returns the first of ``architectures``; the family's own name for it where a file has that of
+    another one."""
     names = fields.values.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise fields.error(
             "'architectures' must list the model's class, such as \"LlamaForCausalLM\"; "
             f"docs/models.md has the {len(ARCHITECTURES)} that are known"
         )
-    written, own = STEMS.get(str(fields.values.get("model_type")), ("", ""))
-    return own + names[0].removeprefix(written) if names[0].startswith(written) else names[0]
+    return own_name(fields.values, names[0])
 
 
 def stored_dtype(fields: Fields) -> str | None:

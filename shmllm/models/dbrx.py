@@ -76,6 +76,7 @@ def _read_experts(fields: Fields) -> MoESpec:
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     from shmllm.models.fused_names import with_fused
+    from shmllm.models.matrices import stacked
 
     found: NamedWeights = {}
     for name, views in with_fused(weights, _QKV).items():
@@ -84,7 +85,7 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
             for part, view in zip(("w1", "v1"), _gate_and_up(views[0]), strict=True):
                 found[f"{prefix}{part}"] = (view,)
         elif name.endswith(".experts.down_proj"):
-            found[f"{name.removesuffix('down_proj')}w2"] = (_down(views[0]),)
+            found[f"{name.removesuffix('down_proj')}w2"] = (stacked(views[0], transposed=True),)
         else:
             found[name] = views
     return {renamed(name, _NAMES): views for name, views in found.items()}
@@ -103,18 +104,6 @@ def _gate_and_up(view: Destination) -> tuple[Destination, Destination]:
     flat: WholeMatrix = view.view(-1, width)
     parts = flat.split_with_sizes([rows // 2] * (2 * count))
     return joined(parts[::2]), joined(parts[1::2])
-
-
-def _down(view: Destination) -> Destination:
-    """Returns the downs of all experts, transposed, of [experts, hidden, inner]."""
-    from torch import Tensor
-
-    from shmllm.models.matrices import StackedMatrix, TransposedMatrix
-    from shmllm.models.quantized import QuantizedMatrix
-
-    assert isinstance(view, Tensor | QuantizedMatrix), "a tensor of a file has one format"
-    own = view.transpose(1, 2) if isinstance(view, Tensor) else TransposedMatrix(view)
-    return StackedMatrix(own)
 
 
 def module_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

@@ -89,6 +89,7 @@ class MoE:
         down_proj: the projection of the activation's output of each expert.
         shared: the MLP that every token goes to, or None.
         scale: [experts], the factor of each expert's output, or None.
+        bias: [width] float32, what is added to the sum of each token's experts, or None.
         fixed_gate: [1], a zero in the place of each token's gate of `shared`: its sigmoid is a
             half; None: the router computes the gates, or there are none.
     """
@@ -112,7 +113,13 @@ class MoE:
         self.down_proj = ExpertLinear(experts, inner, (width,), bias, storage)
         self.shared = None if spec.shared is None else MLP(hidden_size, spec.shared, storage)
         self.scale = storage.tensor(experts) if spec.scaled else None
+        self.bias = storage.float32(width) if spec.output_bias else None
         self.fixed_gate = storage.zero() if spec.halves_shared else None
+
+    def added_rows(self, count: int) -> Tensor | None:
+        """Returns what is added to the sums of so many tokens, [count, width], if they have a bias;
+        each row is the same memory."""
+        return None if self.bias is None else self.bias.expand(count, -1)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", with
@@ -121,6 +128,8 @@ class MoE:
         weights |= self._whole(prefix) if self.spec.whole else self.each(prefix)
         if self.shared is not None:
             weights |= self.shared.named_weights(f"{prefix}.{self.spec.shared_name}")
+        if self.bias is not None:
+            weights[f"{prefix}.experts.bias"] = (self.bias,)
         return weights
 
     def each(self, prefix: str) -> NamedWeights:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.text_files import read_text
+
+T = TypeVar("T")
 
 _LONGEST_SHOWN = 200
 LARGEST_INTEGER = 2**31 - 1
@@ -111,6 +113,15 @@ class Fields:
         if not isinstance(value, str):
             raise self.error(f"{name!r} must be a string, not {_shown(value)}")
         return value
+
+    def meaning(self, name: str, meanings: Mapping[str, T], default: str | None = None) -> T:
+        """Returns what a word means that the field has, one of some. Without a default the field is
+        required."""
+        word = self.text(name, default)
+        if word not in meanings:
+            known = ", ".join(map(repr, meanings))
+            raise self.error(f"{name} {_shown(word)} is not supported; supported: {known}")
+        return meanings[word]
 
     def texts(self, name: str) -> list[str]:
         """Returns a list of strings, empty if the field is absent."""

@@ -41,6 +41,22 @@ def with_fused_groups(
     return _with_joined(weights, (fused,), by_group)
 
 
+def with_shared(weights: NamedWeights, part: str, name: str) -> NamedWeights:
+    """Returns destinations in which those of all layers have one name, since the layers share what
+    each of them keeps.
+
+    Args:
+        weights: the destinations.
+        part: what is in the names of the shared ones.
+        name: their name in a checkpoint.
+    """
+    found: NamedWeights = {}
+    for own, views in weights.items():
+        joint = name if part in own else own
+        found[joint] = (*found.get(joint, ()), *views)
+    return found
+
+
 def _equal_parts(rows: Matrix, count: int) -> Sequence[Matrix]:
     return rows.split_with_sizes([rows.shape[0] // count] * count)
 

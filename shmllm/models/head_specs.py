@@ -63,12 +63,15 @@ class HeadSpec:
         steps: its parts, in their order.
         labels: the names of the classes, by index.
         activation: what makes scores of logits.
+        precedes_means: whether a mean is one of its results for each token, and not its result for
+            the mean of hidden states.
     """
 
     kind: HeadKind
     steps: tuple[DenseSpec | HeadNormSpec, ...]
     labels: tuple[str, ...] = ()
     activation: ScoreActivation = "none"
+    precedes_means: bool = False
 
     @property
     def width(self) -> int:

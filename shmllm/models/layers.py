@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.distance_biases import linear_biases, named_biases
 from shmllm.models.matrices import (
     HEAD_QUANTIZATION,
     QUANTIZATIONS,
@@ -19,7 +20,7 @@ from shmllm.models.matrices import (
     joined,
     matrix_of,
 )
-from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.mixer_specs import AttentionSpec, DistanceBiases
 from shmllm.models.specs import NormSpec
 from shmllm.models.stored_matrix import Part, make_matrix
 from shmllm.models.weight_names import LM_HEAD
@@ -95,6 +96,10 @@ class Storage:
         for part, factor in zip(every.split_with_sizes(list(widths)), factors, strict=True):
             part.fill_(factor)
         return every
+
+    def constant(self, values: Tensor) -> Tensor:
+        """Returns the values beside the weights, likewise."""
+        return self.allocate((0,), values.dtype).new_empty(values.shape).copy_(values)
 
     def zeros(self, width: int) -> Tensor:
         """Returns [width] zeros beside the weights, likewise."""
@@ -230,6 +235,7 @@ class AttentionHeads:
         dtype: the dtype of the weights that are not packed.
         q_norm, k_norm: the norms of queries and keys, over a head or over all of them, or None.
         sinks: [num_heads], or None.
+        biases: [num_heads, distances] float32, what is added to scores, or None.
     """
 
     def __init__(self, layer: int, spec: AttentionSpec, storage: Storage) -> None:
@@ -239,6 +245,7 @@ class AttentionHeads:
         self.q_norm: Norm | None = None
         self.k_norm: Norm | None = None
         self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
+        self.biases: Tensor | None = None
 
 
 class Attention(AttentionHeads):
@@ -253,6 +260,11 @@ class Attention(AttentionHeads):
         self, config: ModelConfig, layer: int, spec: AttentionSpec, storage: Storage
     ) -> None:
         super().__init__(layer, spec, storage)
+        if isinstance(spec.biases, DistanceBiases):
+            self.biases = storage.float32(spec.num_heads, spec.biases.width)
+        elif spec.biases is not None:
+            own = config.shard.find(spec.num_heads, spec.biases.num_heads)
+            self.biases = storage.constant(linear_biases(spec.biases, own))
         sizes = {"q": spec.width}
         if spec.source is None:
             sizes |= {"k": spec.kv_width, "v": spec.kv_width}
@@ -295,6 +307,9 @@ class Attention(AttentionHeads):
             weights |= norm.named_weights(f"{prefix}.{name}")
         if self.sinks is not None:
             weights[f"{prefix}.sinks"] = (self.sinks,)
+        if self.biases is not None and isinstance(self.spec.biases, DistanceBiases):
+            named = named_biases(self.biases, self.spec.biases)
+            weights[f"{prefix}.relative_attention_bias.weight"] = (named,)
         return weights
 
     def _with_gates(self, weights: NamedWeights, queries: str, gates: str) -> NamedWeights:

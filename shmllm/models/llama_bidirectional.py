@@ -14,12 +14,9 @@ _POOLINGS: dict[str, Pooled] = {"avg": "MEAN", "cls": "CLS", "last": "LAST"}
 
 
 def configure(fields: Fields) -> ModelConfig:
-    name = fields.text("pooling", "avg")
-    if name not in _POOLINGS:
-        known = ", ".join(_POOLINGS)
-        raise fields.error(f"pooling {name!r} is not supported; supported: {known}")
+    pooling = fields.meaning("pooling", _POOLINGS, "avg")
     if (temperature := fields.number("temperature", 1.0)) != 1:
         raise fields.error(f"temperature {temperature:g} is not supported; supported: 1")
     model = configure_llama(fields)
     layers = attend_both_ways(model.layers, fields)
-    return replace(model, layers=layers, pooling=_POOLINGS[name])
+    return replace(model, layers=layers, pooling=pooling)

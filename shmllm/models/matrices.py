@@ -13,6 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from shmllm.models.arranged import Arranged, StackedMatrix
 from shmllm.models.packed import PACKINGS, Packing
 from shmllm.models.quantized import Int8Matrix, QuantizedMatrix
 from shmllm.models.shares import Share
@@ -113,39 +114,6 @@ class TransposedMatrix:
         return self.packed.clone().transpose(-2, -1)
 
 
-class StackedMatrix:
-    """A destination [matrices, rows, columns] as what a checkpoint has as [matrices * rows,
-    columns].
-
-    Attributes:
-        own: the destination.
-    """
-
-    def __init__(self, own: Destination) -> None:
-        self.own = own
-        self.dtype: torch.dtype = own.dtype
-        self.device: torch.device = own.device
-
-    @property
-    def shape(self) -> torch.Size:
-        count, rows, columns = self.own.shape
-        return torch.Size([count * rows, columns])
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
-    def copy_(self, values: Tensor, /) -> StackedMatrix:
-        """Writes ``values`` [matrices * rows, columns]."""
-        if values.shape != self.shape:
-            raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
-        self.own.copy_(values.reshape(self.own.shape))
-        return self
-
-    def clone(self) -> Tensor:
-        """Returns the values as a new tensor."""
-        return self.own.clone().reshape(self.shape)
-
-
 class ShardedMatrix:
     """A rank's share of what a checkpoint has in one tensor, of any number of dimensions.
 
@@ -227,7 +195,7 @@ class Elsewhere:
         own: a tensor, or a matrix, without memory.
     """
 
-    def __init__(self, own: Matrix | TransposedMatrix | StackedMatrix) -> None:
+    def __init__(self, own: Matrix | TransposedMatrix | Arranged) -> None:
         self.own = own
         self.dtype = own.dtype
         self.device = torch.device("cpu")
@@ -251,7 +219,7 @@ class Elsewhere:
 
 
 Matrix = WholeMatrix | MixedMatrix
-Destination = Matrix | TransposedMatrix | StackedMatrix | ShardedMatrix | Elsewhere | RowsOfTable
+Destination = Matrix | TransposedMatrix | Arranged | ShardedMatrix | Elsewhere | RowsOfTable
 """What a tensor of a checkpoint is written to."""
 
 
@@ -269,8 +237,8 @@ def sharded(views: Sequence[Destination], shares: Sequence[Share]) -> tuple[Dest
         assert not isinstance(view, ShardedMatrix | Elsewhere), "it is a share of a share"
         if isinstance(view, RowsOfTable) or share.is_whole:  # each rank has the whole head
             found.append(view)
-        elif isinstance(view, StackedMatrix):
-            found.extend(map(StackedMatrix, sharded([view.own], [share])))
+        elif isinstance(view, Arranged):
+            found.extend(map(view.of, sharded([view.own], [share])))
         else:
             found.append(ShardedMatrix(view, share))
     return tuple(found)
@@ -285,9 +253,7 @@ def elsewhere_or(view: Destination) -> Destination:
 
 def parts_of(matrix: Destination) -> tuple[WholeMatrix, ...]:
     """Returns the parts whose formats differ, or the matrix itself."""
-    if isinstance(matrix, StackedMatrix):
-        return parts_of(matrix.own)
-    if isinstance(matrix, ShardedMatrix | Elsewhere | RowsOfTable):
+    if isinstance(matrix, Arranged | ShardedMatrix | Elsewhere | RowsOfTable):
         return parts_of(matrix.own)
     if isinstance(matrix, TransposedMatrix):
         return (matrix.packed,)
@@ -326,6 +292,16 @@ def matrix_of(views: Sequence[Destination]) -> Matrix:
     (view,) = views
     assert isinstance(view, Tensor | QuantizedMatrix | MixedMatrix)
     return view
+
+
+def stacked(view: Destination, *, transposed: bool = False) -> Destination:
+    """Returns the destination of a tensor that has several matrices one below the other, each
+    transposed or not, from that of [matrices, rows, columns]."""
+    assert isinstance(view, Tensor | QuantizedMatrix), "a tensor of a file has one format"
+    if not transposed:
+        return StackedMatrix(view)
+    own = view.transpose(1, 2) if isinstance(view, Tensor) else TransposedMatrix(view)
+    return StackedMatrix(own)
 
 
 def len_of(matrix: WholeMatrix) -> int:

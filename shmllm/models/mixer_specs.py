@@ -66,6 +66,47 @@ class Growth(NamedTuple):
     offset: int = 0
 
 
+MOST_BIASED_POSITIONS = 2**17
+"""Each layer has a number for each head and distance: with 12 heads and so many positions 13 MB. A
+file with more is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceBiases:
+    """What is added to the score of a key: a number that each head learns for its distance from the
+    token, of which some are not told apart (Raffel et al., "T5", 2020, section 2.1). A bucket is a
+    range of distances; half of the buckets are for keys behind the token.
+
+    Attributes:
+        num_positions: the largest number of positions.
+        num_buckets: the number of buckets.
+        max_distance: the distance from which on all keys are in one bucket.
+    """
+
+    num_positions: int
+    num_buckets: int = 32
+    max_distance: int = 128
+
+    @property
+    def width(self) -> int:
+        """The number of distances, of both directions and of a token from itself."""
+        return 2 * self.num_positions - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinearBiases:
+    """What is added to the score of a key: the distance from the token times a factor of the head,
+    which is negative (ALiBi; Press et al., 2022). The distance is the same in both directions.
+
+    Attributes:
+        num_positions: the largest number of positions.
+        num_heads: the number of heads of the whole model.
+    """
+
+    num_positions: int
+    num_heads: int
+
+
 @dataclass(frozen=True, slots=True)
 class KVHeads:
     """What the KV cache holds of a token in one layer.
@@ -99,6 +140,7 @@ class AttentionSpec:
         scale: the factor of the scores.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: whether each head has a weight that joins the softmax's denominator.
+        biases: what is added to capped scores by distance; None: nothing.
         qk_norm: which norm queries and keys have: None, one over each "head", or one over the "row"
             of all heads side by side.
         norms_rotated: whether that of each head is behind the rotation, and not before it.
@@ -128,6 +170,7 @@ class AttentionSpec:
     scale: float
     soft_cap: float | None = None
     sinks: bool = False
+    biases: DistanceBiases | LinearBiases | None = None
     qk_norm: QKNorm | None = None
     norms_rotated: bool = False
     norms_have_weights: bool = True

@@ -26,7 +26,7 @@ class MLP:
     def __init__(self, hidden_size: int, spec: MLPSpec, storage: Storage) -> None:
         self.spec = spec
         widths = [spec.inner, spec.inner] if spec.gated else [spec.inner]
-        self.gate_up_proj = Linear(hidden_size, widths, spec.bias, storage)
+        self.gate_up_proj = Linear(hidden_size, widths, spec.bias and spec.up_bias, storage)
         self.down_proj = Linear(spec.inner, [hidden_size], spec.bias, storage)
         self.learned: Tensor | None = None
         if spec.learns_activation:

@@ -4,7 +4,7 @@ attention and MLP, rotations, gated MLPs (Warner et al., 2024)."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from shmllm.models.bert import with_labels
 from shmllm.models.config import ModelConfig, Pooled
@@ -37,7 +37,7 @@ FIRST_NORMS = replace(NORMS, before_mixer=None)
 _THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
 """The names and the defaults of the fields that older files have for the bases of wavelengths."""
 
-_POOLINGS = {"cls": "CLS", "mean": "MEAN"}
+_POOLINGS: dict[str, Pooled] = {"cls": "CLS", "mean": "MEAN"}
 
 _NAMES = {
     "model.embed_tokens.": "model.embeddings.tok_embeddings.",
@@ -71,7 +71,7 @@ def configure(fields: Fields) -> ModelConfig:
         norm=_norm(fields),
         embedding_norm=True,
         head=head,
-        pooling="CLS" if head is None else _pooling(fields),
+        pooling="CLS" if head is None else fields.meaning("classifier_pooling", _POOLINGS, "cls"),
         skipped_prefixes=("head.", "decoder.") if head is None else (),
     )
 
@@ -124,14 +124,6 @@ def _head(fields: Fields) -> HeadSpec | None:
     return with_labels(
         fields, dense, HeadNormSpec(name="head.norm", width=width, norm=_norm(fields))
     )
-
-
-def _pooling(fields: Fields) -> Pooled:
-    name = fields.text("classifier_pooling", "cls")
-    if name not in _POOLINGS:
-        known = ", ".join(map(repr, _POOLINGS))
-        raise fields.error(f"classifier_pooling {name!r} is not supported; supported: {known}")
-    return cast(Pooled, _POOLINGS[name])
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

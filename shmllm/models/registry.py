@@ -5,6 +5,7 @@ This module must not import torch, nor a family before it is needed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from importlib import import_module
 from typing import Any
@@ -26,8 +27,10 @@ ARCHITECTURES: dict[str, str] = {
     "Cohere2MoeForCausalLM": "cohere2_moe",
     "Cohere2VisionForConditionalGeneration": "cohere2_vision",
     "CohereForCausalLM": "cohere",
+    "ElectraModel": "electra",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
+    "EuroBertModel": "eurobert",
     "Exaone4ForCausalLM": "exaone4",
     "ExaoneForCausalLM": "exaone",
     "ExaoneMoeForCausalLM": "exaone_moe",
@@ -41,7 +44,10 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma3nForCausalLM": "gemma3n",
     "Gemma3nForConditionalGeneration": "gemma3n",
+    "Contriever": "contriever",
     "CwmForCausalLM": "cwm",
+    "DPRContextEncoder": "dpr",
+    "DPRQuestionEncoder": "dpr",
     "DbrxForCausalLM": "dbrx",
     "DeciLMForCausalLM": "decilm",
     "DeepseekV2ForCausalLM": "deepseek_v2",
@@ -74,6 +80,7 @@ ARCHITECTURES: dict[str, str] = {
     "KimiLinearForCausalLM": "kimi_linear",
     "GraniteMoeHybridForCausalLM": "granite_moe_hybrid",
     "GraniteMoeSWAForCausalLM": "granite_moe_swa",
+    "GteModel": "gte",
     "GraniteSWAForCausalLM": "granite_swa",
     "HYV3ForCausalLM": "hy_v3",
     "HeliumForCausalLM": "helium",
@@ -86,6 +93,8 @@ ARCHITECTURES: dict[str, str] = {
     "InternVLForConditionalGeneration": "internvl",
     "InternLM3ForCausalLM": "internlm3",
     "JambaForCausalLM": "jamba",
+    "JinaBertModel": "jina_bert",
+    "JinaEmbeddingsV3Model": "jina_embeddings_v3",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",
@@ -98,6 +107,8 @@ ARCHITECTURES: dict[str, str] = {
     "LlavaNextForConditionalGeneration": "llava_next",
     "Mamba2ForCausalLM": "mamba2",
     "MambaForCausalLM": "mamba",
+    "MPNetModel": "mpnet",
+    "MT5EncoderModel": "t5_encoder",
     "MellumForCausalLM": "mellum",
     "MiMoForCausalLM": "mimo",
     "MiniCPM3ForCausalLM": "minicpm3",
@@ -113,6 +124,8 @@ ARCHITECTURES: dict[str, str] = {
     "NanoChatForCausalLM": "nanochat",
     "NemotronForCausalLM": "nemotron",
     "NemotronHForCausalLM": "nemotron_h",
+    "NewModel": "gte",
+    "NomicBertModel": "nomic_bert",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
     "OlmoForCausalLM": "olmo",
@@ -146,6 +159,8 @@ ARCHITECTURES: dict[str, str] = {
     "SolarOpenForCausalLM": "solar_open",
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
+    "T5EncoderModel": "t5_encoder",
+    "UMT5EncoderModel": "t5_encoder",
     "VaultGemmaForCausalLM": "vaultgemma",
     "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "whisper",
@@ -174,6 +189,7 @@ _PURPOSES = {
     "ForProcessRewardModel": Purpose.REWARD,
     "ForRewardModel": Purpose.REWARD,
     "ForMaskedLM": Purpose.EMBED,
+    "ForPreTraining": Purpose.EMBED,
     "Model": Purpose.EMBED,
 }
 """The ends of the names of architectures without an LM head, or with one that is left out."""
@@ -217,12 +233,27 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
 architecture are other families."""
 
 STEMS = {
-    "exaone": ("Llama", "Exaone"),
-    "internlm3": ("Llama", "InternLM3"),
-    "iquestcoder": ("Llama", "IQuestCoder"),
+    ("model_type", "exaone"): ("Llama", "Exaone"),
+    ("model_type", "internlm3"): ("Llama", "InternLM3"),
+    ("model_type", "iquestcoder"): ("Llama", "IQuestCoder"),
+    ("position_embedding_type", "rotary"): ("XLMRoberta", "JinaEmbeddingsV3"),
 }
-"""For each ``model_type`` whose class in transformers is another family's, the beginning of that
-class's name, which transformers writes into ``architectures``, and what the family has instead."""
+"""For each field and value that tells a family from another one whose classes' names its files have
+in ``architectures``: the beginning of those names, and what the family has instead."""
+
+
+def own_name(values: Mapping[str, Any], name: str) -> str:
+    """Returns the family's own name for an architecture.
+
+    Args:
+        values: the fields of config.json.
+        name: one of its ``architectures``.
+    """
+    for (field, value), (written, own) in STEMS.items():
+        if values.get(field) == value and name.startswith(written):
+            return own + name.removeprefix(written)
+    return name
+
 
 MODEL_TYPES = {"kimi_k2": "deepseek_v3"}
 """Other names for a ``model_type``, as the files of the models' authors have them."""

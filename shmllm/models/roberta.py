@@ -4,12 +4,32 @@ whose classifier has its own projection of the first token (Liu et al., 2019).""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shmllm.models.bert import named_weights, read_encoder, read_head, tanh_dense
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.weight_names import renamed
 
-__all__ = ["configure", "named_weights"]
+if TYPE_CHECKING:
+    from shmllm.models.layers import NamedWeights
+
+__all__ = ["configure", "named_weights", "other_names"]
+
+_JINA_NAMES = {
+    "model.layers.": "encoder.layers.",
+    "model.embed_tokens.": "embeddings.word_embeddings.",
+    "model.embed_positions.": "embeddings.position_embeddings.",
+    "model.embed_token_types.": "embeddings.token_type_embeddings.",
+    "model.embed_norm.": "emb_ln.",
+    ".self_attn.o_proj.": ".mixer.out_proj.",
+    ".self_attn.": ".mixer.",
+    ".mlp.up_proj.": ".mlp.fc1.",
+    ".mlp.down_proj.": ".mlp.fc2.",
+    ".attention.output.LayerNorm.": ".norm1.",
+    ".output.LayerNorm.": ".norm2.",
+}
+_QKV = "Wqkv", ("q_proj", "k_proj", "v_proj")
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -28,3 +48,11 @@ def configure(fields: Fields) -> ModelConfig:
         max_position_embeddings=model.num_learned_positions - first,
         skipped_prefixes=("pooler.", "lm_head."),
     )
+
+
+def other_names(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
+    """Returns the destinations of the names in the files of jina-reranker-v2."""
+    from shmllm.models.fused_names import with_fused
+
+    joint = with_fused(weights, _QKV)
+    return {renamed(name, _JINA_NAMES): views for name, views in joint.items()}

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shmllm.models.arranged import Arranged
 from shmllm.models.build import without_memory
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocation, Dimension, sizes_of
-from shmllm.models.matrices import Destination, StackedMatrix, parts_of
+from shmllm.models.matrices import Destination, parts_of
 from shmllm.models.shard import Shard
 from shmllm.models.shares import Division, Share
 
@@ -118,7 +119,7 @@ def _share(
     whole: Destination,
     own: Destination,
 ) -> Share:
-    if isinstance(whole, StackedMatrix) and isinstance(own, StackedMatrix):
+    if isinstance(whole, Arranged) and isinstance(own, Arranged):
         return _share(source, target, maps, whole.own, own.own)
     if isinstance(whole, Tensor) and isinstance(own, Tensor):
         view = target.view_of(own)

@@ -27,7 +27,7 @@ LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
 }
 """The numbers that a model learns of an activation in each layer, in the order in which kernels
 read them: by the name in a checkpoint, its shape there, and the value before training."""
-ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss", "relu_squared"]
+ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"]
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "mixer"]
 
 
@@ -60,6 +60,7 @@ class MLPSpec:
             or, without a gate, "xielu", whose numbers a model learns; see LEARNED.
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias: whether the projections have a bias.
+        up_bias: whether those to gate and up have one, too.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:
             ``max(gate - cut, 0)`` takes the place of a gate; 0: they stay.
     """
@@ -68,6 +69,7 @@ class MLPSpec:
     activation: Activation | LearnedActivation = "silu"
     gated: bool = True
     bias: bool = False
+    up_bias: bool = True
     sparsity: float = 0.0
 
     @property
@@ -110,8 +112,8 @@ class MoESpec:
         inner: the width of an expert's activation's output.
         latent: the width of what the experts read and return; None: that of the hidden state. The
             router reads the hidden state.
-        activation: "silu", "gelu_tanh", gpt-oss's clamped product, or "relu_squared", which has no
-            gate.
+        activation: "silu", "gelu_tanh", gpt-oss's clamped product, or without a gate "relu_squared"
+            or "gelu".
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
             "sigmoid" of each, or "mixer": each chosen expert has a softmax by itself, over those
             that are near to it (SparseMixer, Liu et al., 2024).
@@ -131,8 +133,8 @@ class MoESpec:
         router_float32: whether the router's weight is float32 in a model of any dtype.
         router_bias: whether the router has a bias.
         bias: whether the experts' projections have a bias.
-        whole: whether a checkpoint has the weights of all experts in one tensor, and not a tensor
-            [out, in] for each expert.
+        output_bias: whether the sum of a token's experts has a bias. There is no shared one then.
+        whole: whether a checkpoint has the weights of all experts in one tensor, and not one each.
         transposed: whether such a tensor is [experts, in, out], in transformers' modules too, and
             not [experts, out, in].
         two_layouts: whether some checkpoints have the weights of all experts as [experts, out, in],
@@ -163,6 +165,7 @@ class MoESpec:
     router_float32: bool = False
     router_bias: bool = False
     bias: bool = False
+    output_bias: bool = False
     whole: bool = False
     transposed: bool = False
     two_layouts: bool = False
@@ -181,7 +184,7 @@ class MoESpec:
     @property
     def gated(self) -> bool:
         """Whether an expert has a gate."""
-        return self.activation != "relu_squared"
+        return self.activation not in ("relu_squared", "gelu")
 
     @property
     def alternating(self) -> bool:

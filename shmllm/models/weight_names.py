@@ -22,7 +22,10 @@ RENAMED_PREFIXES = {
     "gpt_neox.": "model.",
     "embed_out.": "lm_head.",
     "proj_out.": "lm_head.",
-    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert")},
+    **{f"{name}_encoder.bert_model.": "" for name in ("ctx", "question")},
+    **{f"{name}.layers.": "model.layers." for name in ("nomic_bert", "roberta", "gte")},
+    **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "mpnet", "electra")},
+    **{f"{name}.": "" for name in ("nomic_bert", "gte", "new")},
     **{
         f"{name}.": f"transformer.{name}."
         for name in ("h", "wte", "wpe", "word_embeddings", "ln_f")

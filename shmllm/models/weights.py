@@ -18,6 +18,7 @@ from torch import Tensor
 from shmllm.errors import EngineStartError
 from shmllm.models.build import without_memory
 from shmllm.models.checkpoint import CheckpointFile, stored_twice
+from shmllm.models.checkpoint_formats.adapted_file import AdaptedFile
 from shmllm.models.checkpoint_formats.quantized_file import find_method, quantized_files
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
@@ -132,7 +133,10 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     """
     directory = Path(directory)
     destinations = model.destinations()
-    files = [*_checkpoint_files(directory), *_projections(directory, destinations)]
+    files = _checkpoint_files(directory)
+    if (adapters := model.config.task_adapters) is not None:
+        files = [AdaptedFile(file, adapters) for file in files]
+    files = [*files, *_projections(directory, destinations)]
     shards = [_read_header(file, destinations, model.destination_name) for file in files]
     _check_complete(model, shards, directory)
     try:

@@ -115,7 +115,8 @@ class LoadedRunner(ABC):
         self._prompt_embeds = EmbedsByRow(embeds_scale)
         self.items = make_item_embeds(loaded, send)
         self.masks = GrammarMasks(self._grammars, config.max_samples)
-        self.pooler = Pooler(head)
+        spec = loaded.config.head
+        self.pooler = Pooler(head, spec is not None and spec.precedes_means)
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> SubmittedStep:

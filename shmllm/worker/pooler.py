@@ -27,10 +27,16 @@ class Pooler:
     Args:
         head: computes the projection or the classifier of float32 rows, [rows, hidden] -> [rows,
             width]; None: the model has none.
+        precedes_means: see `HeadSpec`.
     """
 
-    def __init__(self, head: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        precedes_means: bool = False,
+    ) -> None:
         self._head = head
+        self._precedes_means = precedes_means
         self._sums: dict[int, Rows] = {}
 
     def __call__(self, hidden: torch.Tensor, inputs: StepInputs, plan: StepPlan) -> list[Piece]:
@@ -61,18 +67,27 @@ class Pooler:
         self._sums.clear()
 
     def _pool(self, hidden: torch.Tensor, inputs: StepInputs, pool: Pool) -> Rows:
-        """Return the rows that the step adds for a request, before the head."""
+        """Return the rows that the step adds for a request, before the head in most cases."""
         first, count = int(inputs.first_tokens[pool.index]), int(inputs.counts[pool.index])
         begin, end = first, first + count
         match pool.pooling.type:
             case PoolingType.MEAN:
-                return self._mean(hidden[begin:end], inputs, pool)
+                states = hidden[begin:end]
+                if self._is_before_mean(pool):
+                    assert self._head is not None, "the model has a head"
+                    states = self._head(states.float().cpu())
+                return self._mean(states, inputs, pool)
             case PoolingType.LAST:
                 begin = end - 1 if pool.is_last else end
             case PoolingType.CLS:
                 end = begin if inputs.positions[first] else begin + 1
         rows: Rows = hidden[begin:end].float().cpu().numpy()
         return rows
+
+    def _is_before_mean(self, pool: Pool) -> bool:
+        """Return whether the head reads the tokens of a request, whose results are pooled."""
+        is_mean = pool.pooling.type is PoolingType.MEAN
+        return is_mean and pool.pooling.uses_head and self._precedes_means
 
     def _mean(self, hidden: torch.Tensor, inputs: StepInputs, pool: Pool) -> Rows:
         row, skipped = int(inputs.rows[pool.index]), pool.pooling.num_skipped
@@ -91,7 +106,11 @@ class Pooler:
     def _apply_head(self, pooled: list[Rows], plan: StepPlan) -> None:
         """Replace rows of requests that use the head by its results."""
         assert self._head is not None, "the model has a head"
-        users = [i for i, pool in enumerate(plan.pools) if pool.pooling.uses_head]
+        users = [
+            i
+            for i, pool in enumerate(plan.pools)
+            if pool.pooling.uses_head and not self._is_before_mean(pool)
+        ]
         counts = [len(pooled[i]) for i in users]
         if not sum(counts):
             return

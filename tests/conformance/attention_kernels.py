@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.kernel_helpers import Draw, assert_close, poisoned
+from support.variants import diagonal
 
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.configs import AttentionConfig
@@ -38,6 +39,7 @@ class Case:
             images"), or "any" number; None: the attention is causal.
         padding: the number of padded tokens and requests, as a graph has them.
         has_float8: whether keys and values are in FP8.
+        has_biases: whether biases are added to scores, by distance.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -55,6 +57,7 @@ class Case:
     padding: int = 0
     heads_first: bool = False
     has_float8: bool = False
+    has_biases: bool = False
 
     @property
     def tokens(self) -> int:
@@ -122,6 +125,10 @@ class Launch:
         self.table = self.table.to(draw.device)
         self.scale = 1.3 * case.dim**-0.5
         self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
+        self.biases = None
+        if case.has_biases:
+            most = max((context for _, context in case.lengths), default=1)
+            self.biases = draw.normal(case.heads, 2 * most - 1, dtype=torch.float32)
         self.ends = key_ends(draw, case)
         if self.ends is not None:
             self.ends = torch.cat((self.ends, self.ends.new_full((case.padding,), 2**30)))
@@ -140,13 +147,13 @@ class Launch:
             scratch.sums.fill_(torch.nan)
             scratch.stats.fill_(torch.nan)
         rules = case.window, case.soft_cap, self.sinks
-        options = *rules, case.num_splits, scratch, case.masks_all
-        paged_attention(out, *self.tensors(), case.config, self.scale, *options, self.ends)
+        options = *rules, case.num_splits, scratch, case.masks_all, self.ends, self.biases
+        paged_attention(out, *self.tensors(), case.config, self.scale, *options)
         return out
 
     def want(self) -> torch.Tensor:
         case = self.case
-        rules = case.window, case.soft_cap, self.sinks, self.ends
+        rules = case.window, case.soft_cap, self.sinks, self.ends, self.biases
         return plain_attention(*self.tensors(), self.scale, *rules)
 
     def check(self) -> torch.Tensor:
@@ -180,6 +187,15 @@ BOTH_WAYS = {
     "long images and a window": {"ends": "long images", "window": 7},
     "any ends": {"ends": "any"},
     "any ends, a window, cap and sinks": {"ends": "any", **FEATURES["window, cap and sinks"]},
+}
+
+
+BIASED = {
+    "all of the request": {"ends": "all"},
+    "any ends, a window, cap and sinks": BOTH_WAYS["any ends, a window, cap and sinks"],
+    "a local layer": {"ends": 3, "window": 4},
+    "causal": {},
+    "masked": {"masks_all": True},
 }
 
 
@@ -291,6 +307,13 @@ class AttentionConformance:
     def test_keys_behind_a_token(self, draw, dtype, feature, splits):
         case = Case(MIXED, 4, 3 - splits, num_splits=splits, padding=2, **BOTH_WAYS[feature])
         Launch(draw, dtype, case).check()
+
+    @pytest.mark.parametrize(("splits", "rules"), diagonal([1, 2], [*BIASED]))
+    def test_biases_of_distances(self, draw, dtype, splits, rules):
+        """With rows of a program that no token has, and tiles in which every row sees every key."""
+        lengths, config = ((1, 1), (19, 30), (40, 50)), replace(SMALL, block_m=32)
+        case = Case(lengths, 3, 1, config=config, num_splits=splits, has_biases=True, padding=2)
+        Launch(draw, dtype, replace(case, **BIASED[rules])).check()
 
     @pytest.mark.parametrize("masks_all", [False, True])
     @pytest.mark.parametrize("feature", BOTH_WAYS)

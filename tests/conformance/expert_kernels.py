@@ -10,11 +10,12 @@ import pytest
 import torch
 from conformance.attention_kernels import product_of_single_rows
 from support.kernel_helpers import assert_close, poisoned
+from support.variants import slow
 from triton.runtime.interpreter import interpreter_builder
 
 from shmllm_kernels.gpu.configs import ProductConfig
 from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
-from shmllm_kernels.gpu.experts import down, gate_and_up
+from shmllm_kernels.gpu.experts import ALONE, down, gate_and_up
 from shmllm_kernels.gpu.pair_layout import (
     LayoutScratch,
     PairLayout,
@@ -32,6 +33,7 @@ BY_SOFTMAX = plain.Choice(divides_by_all=True)
 ACTIVATIONS = [
     *itertools.product(("silu", "gelu_tanh", "gpt_oss"), (True, False)),
     ("relu_squared", True),
+    slow("gelu", True),
 ]
 ROUTED = [(1, 1, 1), (5, 4, 2), (3, 7, 7), (4, 60, 4), (2, 128, 8)]
 """Tokens, experts, and the number that each token goes to."""
@@ -291,7 +293,7 @@ class ExpertKernelsConformance:
         logits, x = draw.normal(tokens, experts), draw.normal(tokens, hidden + 3, dtype=dtype)
         x = x[:, :hidden]
         ids, weights = routed(logits, top_k, plain.Choice(divides_by_all=True))
-        width = inner if activation == "relu_squared" else 2 * inner
+        width = inner if activation in ALONE else 2 * inner
         gate_up = draw.normal(experts, width, hidden, dtype=dtype, scale=hidden**-0.5)
         last = draw.normal(experts, hidden, inner, dtype=dtype, scale=inner**-0.5)
         gate_up_bias = draw.normal(experts, width, dtype=dtype) if has_bias else None

@@ -50,6 +50,10 @@ SECOND_SEGMENTS = {0: 6, 2: 1}
 """By row, where the second text begins."""
 LONGER_TEXTS = {0: 33, 1: 1, 3: 20}
 FAMILIES = ["roberta", *map(slow, ("distilbert", "modernbert", "gemma3", "llama"))]
+FAMILIES += map(
+    slow, ("jina_bert", "electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3")
+)
+FAMILIES += map(slow, ("nomic_moe", "t5_encoder"))
 TOLERANCE = 1e-5
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,

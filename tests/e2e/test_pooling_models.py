@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from support.pooling_models import (
     write_modules,
     write_tokenizer,
 )
+from support.variants import slow
 
 from shmllm import LLM, EngineStartError, SamplingParams
 from shmllm.params.pooling import Pooling, PoolingType
@@ -40,6 +42,7 @@ OPTIONS: dict[str, Any] = {
 ALL = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False)
 LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, uses_head=True)
 ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
+ENCODERS += ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
 
 
 @one_thread()
@@ -70,8 +73,13 @@ def test_a_llama_that_attends_both_ways_pools_as_its_config_says(tmp_path: Path)
     assert_vectors_close(found, means, TOLERANCE)
 
 
-@pytest.mark.parametrize("suffix", ["Model", "ForMaskedLM"])
-@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        *product(ENCODERS, ["Model", "ForMaskedLM"]),
+        *[("bert", "ForPreTraining"), ("electra", "ForPreTraining")],
+    ],
+)
 def test_hidden_states_of_encoders(kind: str, suffix: str, tmp_path: Path) -> None:
     model = make_pooling_model(kind, suffix, tmp_path)
     with LLM(str(tmp_path), **OPTIONS) as llm:
@@ -86,6 +94,29 @@ def test_encoders_classify_texts(kind: str, tmp_path: Path) -> None:
     with LLM(str(tmp_path), **OPTIONS) as llm:
         logits = pool(llm, PROMPTS, pooled(PoolingType.CLS))
         assert_vectors_close(logits, logits_of(model), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [slow("modernbert", "mean"), slow("eurobert", "mean"), ("eurobert", "late")],
+)
+def test_encoders_classify_means(kind: str, pooling: str, tmp_path: Path) -> None:
+    config = {"num_labels": 5, "classifier_pooling": pooling}
+    model = make_pooling_model(kind, "ForSequenceClassification", tmp_path, **config)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.front_end.info.pooling.pooling_type == "MEAN"
+        logits = pool(llm, PROMPTS, pooled(PoolingType.MEAN))
+        assert_vectors_close(logits, logits_of(model), TOLERANCE)
+
+
+@torch.inference_mode()
+def test_distances_beyond_the_last_bucket(tmp_path: Path) -> None:
+    model = make_pooling_model("mpnet", "Model", tmp_path, max_position_embeddings=402)
+    prompts = [[5 + 7 * i % 250 for i in range(length)] for length in (400, 131)]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        ours = pool(llm, prompts, ALL)
+    wanted = [model(torch.tensor([each])).last_hidden_state[0] for each in prompts]
+    assert_vectors_close(ours, wanted, TOLERANCE)
 
 
 @torch.inference_mode()
@@ -160,6 +191,26 @@ def test_the_fields_of_modernberts_older_files(tmp_path: Path) -> None:
     )
     with LLM(str(tmp_path), **OPTIONS) as llm:
         assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
+
+
+@pytest.mark.parametrize("suffix", ["QuestionEncoder", slow("ContextEncoder")])
+@torch.inference_mode()
+def test_encoders_of_dpr(suffix: str, tmp_path: Path) -> None:
+    model = make_pooling_model("dpr", suffix, tmp_path)
+    wanted = [model(torch.tensor([each])).pooler_output[0] for each in PROMPTS]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        found = pool(llm, PROMPTS, pooled(PoolingType.CLS, uses_head=False))
+        assert_vectors_close(found, wanted, TOLERANCE)
+
+
+def test_the_name_of_contriever(tmp_path: Path) -> None:
+    model = make_pooling_model("bert", "Model", tmp_path)
+    rewrite_config(tmp_path, architectures=["Contriever"])
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.front_end.info.pooling.pooling_type == "MEAN"
+        means = [each.mean(0) for each in states_of(model)]
+        found = pool(llm, PROMPTS, pooled(PoolingType.MEAN, uses_head=False))
+        assert_vectors_close(found, means, TOLERANCE)
 
 
 def test_names_in_the_first_files_of_bert(tmp_path: Path) -> None:

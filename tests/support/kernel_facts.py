@@ -238,7 +238,8 @@ def check_attention(kernel: Kernel, capability: int) -> None:
         if kernel["num_stages"] < LEAST_STAGES:
             assert is_decode, "programs of prompts are too few to hide each other's loads"
             continue
-        assert len(loop["buffers"]) == 2, "one for keys, one for values"
+        others = 1 if kernel["has_biases"] else 0
+        assert len(loop["buffers"]) == 2 + others, "one for keys, one for values, one for biases"
         assert min(loop["buffers"]) >= max((kernel["num_stages"] - 1) // 2, 2)
         assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
         assert sorted(waits) == sorted(loop["waits"]), "PTX differs from Triton's dialect"

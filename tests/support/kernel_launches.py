@@ -658,6 +658,7 @@ class AttentionVariant:
     has_cap: bool = False
     has_sinks: bool = False
     has_ends: bool = False
+    has_biases: bool = False
 
 
 OPTIONS: tuple[tuple[int, int | None], ...] = ((1, None), (4, None), (1, 1024), (4, 1024))
@@ -714,12 +715,13 @@ def attention(
     query = empty(4, heads, dim, dtype=dtype)
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
     ends = empty(4, dtype=torch.int32) if variant.has_ends else None
+    biases = empty(heads, 1023, dtype=torch.float32) if variant.has_biases else None
     scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
     paged_attention(
         query.clone(), query, cache[0], cache[1], table, starts, starts[1:], config,
         0.1, variant.window, 30.0 if variant.has_cap else None,
         query[0, :, 0].clone() if variant.has_sinks else None, splits, scratch, variant.masks_all,
-        ends,
+        ends, biases,
     )  # fmt: skip
 
 
@@ -1138,6 +1140,7 @@ def main() -> None:
         for dtype in HALVES:
             for shape, variant in itertools.product(SHAPES, VARIANTS):
                 attention(facts, key, dtype, shape, variant)
+            attention(facts, key, dtype, ENCODER, replace(BOTH_WAYS, has_biases=True))
         for shape, variant in itertools.product(
             SHAPES[:2], (SPLIT_DECODE, DECODE, PREFILL, BOTH_WAYS)
         ):

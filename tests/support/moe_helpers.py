@@ -61,7 +61,7 @@ class Experts:
         def bias(width: int) -> Tensor | None:
             return torch.randn(num_experts, width).to(dtype) if has_bias else None
 
-        width = inner if activation == "relu_squared" else 2 * inner
+        width = inner if activation in ("relu_squared", "gelu") else 2 * inner
         return cls(
             matrix(width, hidden), matrix(hidden, inner), bias(width), bias(hidden),
             activation=activation, dtype=dtype,
@@ -216,6 +216,7 @@ class MoERun:
         combine = [
             self._count.ctypes.data, self.top_k, address(self._places), address(self._weights),
             address(rows), address(out), hidden, address(shared), address(gates), 4,
+            0 if shared is None else 4 * shared.stride(0),
         ]  # fmt: skip
 
         def record(program: KernelProgram) -> None:

@@ -35,6 +35,7 @@ SHAPE: dict[str, Any] = {
 }
 ROBERTA = {"pad_token_id": 1, "max_position_embeddings": 130, "type_vocab_size": 1}
 DECODER = {"num_key_value_heads": 2, "head_dim": 16}
+T5 = {"d_model": 64, "d_kv": 12, "d_ff": 128, "num_layers": 3, "num_heads": 4}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"type_vocab_size": 2}),
     "roberta": ("Roberta", ROBERTA),
@@ -49,6 +50,18 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 3}
         | {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
     ),
+    "dpr": ("DPR", {"type_vocab_size": 2}),
+    "electra": ("Electra", {"embedding_size": 64}),
+    "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "bos"}),
+    "jina_bert": ("JinaBert", {"type_vocab_size": 2}),
+    "mpnet": ("MPNet", {"pad_token_id": 1, "max_position_embeddings": 130}),
+    "nomic_bert": ("NomicBert", {"type_vocab_size": 2}),
+    "t5_encoder": ("T5Encoder", T5),
+    "mt5_encoder": ("MT5Encoder", T5),
+    "umt5_encoder": ("UMT5Encoder", T5),
+    "nomic_moe": ("NomicMoe", {"num_hidden_layers": 4, "type_vocab_size": 1}),
+    "gte": ("Gte", {"type_vocab_size": 1}),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", {"type_vocab_size": 1}),
     "gemma3": (
         "Gemma3Text",
         {"num_hidden_layers": 7, "sliding_window": 9, "use_bidirectional_attention": True}

@@ -22,6 +22,7 @@ from shmllm_kernels.cpu.attention_in_tiles import ATTEND_IN_TILES
 from shmllm_kernels.cpu.attention_job import scratch_bytes_in_tiles
 from shmllm_kernels.cpu.attention_pieces import (
     MAX_SPLITS,
+    biases_of,
     find_tile,
     num_pieces,
     queries_per_tile,
@@ -130,7 +131,7 @@ def _load_queries(scratch, rows, tile, heads, qkv, qkv_stride):
 
 
 @compiled
-def _attend_chunk(scratch, state, rows, padded, tile, heads, window, cap, first_vector, kind):
+def _attend_chunk(scratch, state, rows, padded, tile, heads, operands, first_vector, kind):
     """Updates the state of every row of a tile with one chunk of keys."""
     per_kv = word(heads, at.NUM_HEADS) // word(heads, at.NUM_KV_HEADS)
     keys_per_vector, head_dim = word(heads, at.KEYS_PER_VECTOR), word(heads, at.HEAD_DIM)
@@ -139,7 +140,8 @@ def _attend_chunk(scratch, state, rows, padded, tile, heads, window, cap, first_
         scratch.keys, scratch.values, scratch.scales, word(heads, at.SCALE_ROW_BYTES),
         first_key, first_key + KEY_VECTORS * keys_per_vector,
         keys_per_vector, word(heads, at.DIMENSION_BYTES), word(heads, at.VALUE_ROW_BYTES),
-        word(heads, at.KEY_BYTES), head_dim, padded, per_kv, window, cap,
+        word(heads, at.KEY_BYTES), head_dim, padded, per_kv, word(operands, 8),
+        float_of_word(word(operands, 11)), biases_of(operands, tile, per_kv), word(operands, 16),
     )  # fmt: skip
     row = 0
     while row < rows:
@@ -163,10 +165,10 @@ def _attend_chunk(scratch, state, rows, padded, tile, heads, window, cap, first_
 
 
 @compiled
-def _attend_split(scratch, state, rows, padded, tile, heads, cache, window, cap, vector, kind):
+def _attend_split(scratch, state, rows, padded, tile, heads, operands, vector, kind):
     """Computes the state of one split, from the chunk of keys that begins at `vector`; returns the
     vector behind it."""
-    keys_per_vector = word(heads, at.KEYS_PER_VECTOR)
+    keys_per_vector, cache = word(heads, at.KEYS_PER_VECTOR), word(operands, 7)
     split = vector * keys_per_vector // SPLIT_KEYS
     last_key = min(tile.last_key, (split + 1) * SPLIT_KEYS - 1)
     clear(state, rows, padded)
@@ -174,7 +176,7 @@ def _attend_split(scratch, state, rows, padded, tile, heads, cache, window, cap,
         find_key_chunk(
             scratch.keys, scratch.values, scratch.scales, cache, heads, tile, vector, kind
         )
-        _attend_chunk(scratch, state, rows, padded, tile, heads, window, cap, vector, kind)
+        _attend_chunk(scratch, state, rows, padded, tile, heads, operands, vector, kind)
         vector += KEY_VECTORS
     return vector
 
@@ -182,17 +184,14 @@ def _attend_split(scratch, state, rows, padded, tile, heads, cache, window, cap,
 @compiled
 def _attend(operands, piece, thread, num_threads, stored, kind):
     step, requests, heads = word(operands, 0), word(operands, 1), word(operands, 2)
-    cache, window = word(operands, 7), word(operands, 8)
-    tile = find_tile(step, requests, heads, window, word(operands, 14), piece)
+    tile = find_tile(step, requests, heads, word(operands, 8), word(operands, 14), piece)
     head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
     per_kv = word(heads, at.NUM_HEADS) // num_kv_heads
     rows = tile.num_queries * per_kv
     padded = word(heads, at.VALUE_ROW_BYTES) // itemsize(stored)
     address = word(operands, 9) + thread * word(operands, 10)
     scratch = _divide_scratch(address, rows, head_dim, padded)
-    cap, qkv_stride, out_stride = (
-        float_of_word(word(operands, 11)), word(operands, 4), word(operands, 6),
-    )  # fmt: skip
+    qkv_stride, out_stride = word(operands, 4), word(operands, 6)
     _load_queries(scratch, rows, tile, heads, word(operands, 3), qkv_stride)
     vector = tile.first_key // (KEY_VECTORS * word(heads, at.KEYS_PER_VECTOR)) * KEY_VECTORS
     own = (tile.split * num_kv_heads + tile.kv_head) * state_bytes(rows, padded)
@@ -203,9 +202,7 @@ def _attend(operands, piece, thread, num_threads, stored, kind):
     # `_attend_split` is inlined in one place, since its code is most of the kernel's. A split that
     # has no keys gets a state, too.
     while is_split or vector * word(heads, at.KEYS_PER_VECTOR) <= tile.last_key:
-        vector = _attend_split(
-            scratch, state, rows, padded, tile, heads, cache, window, cap, vector, stored
-        )
+        vector = _attend_split(scratch, state, rows, padded, tile, heads, operands, vector, stored)
         if is_split:
             return
         merge(total, state, rows, padded)
@@ -269,6 +266,10 @@ Operands (addresses, if not marked as numbers; strides in bytes):
     14 ends: int64 [tokens], the position behind the last one that each token attends to, at most
        the length of its request; those of a request's tokens never decrease. 0: each attends to its
        own position and none behind it
+    15 biases: float32 [num_heads, 2 * n - 1] with n above every position, the address of the first
+       head's for distance 0; each is added to the scores of keys that are so many positions ahead
+       of a token. 0: there are none
+    16 their stride from head to head (a number)
 """
 
 MERGE_SPLITS = {

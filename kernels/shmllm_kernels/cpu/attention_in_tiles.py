@@ -22,7 +22,7 @@ from shmllm_kernels.cpu.attention_matrix_tiles import (
     score_keys,
     weigh_values,
 )
-from shmllm_kernels.cpu.attention_pieces import find_tile, num_pieces
+from shmllm_kernels.cpu.attention_pieces import biases_of, find_tile, num_pieces
 from shmllm_kernels.cpu.attention_state import (
     SPLIT_KEYS,
     clear,
@@ -41,7 +41,7 @@ from shmllm_kernels.cpu.memory import (
     word,
 )
 from shmllm_kernels.cpu.simd import LANES, Emitter, Loop
-from shmllm_kernels.cpu.softmax import cap_scores, weigh_rounded, weigh_whole
+from shmllm_kernels.cpu.softmax import add_biases, cap_scores, weigh_rounded, weigh_whole
 from shmllm_kernels.cpu.tile_instructions import AMX, LINE_BYTES
 from shmllm_kernels.cpu.windows import first_visible
 
@@ -128,6 +128,19 @@ def _weigh_rows(job, state, first_key):
         max_score, weight_sums = state.max_scores + 4 * row, state.weight_sums + 4 * LANES * row
         if job.cap > 0 and first < end:
             cap_scores(scores, num_vectors, job.cap)
+        if job.biases != 0 and first < end:
+            key, position = (
+                first_key + first * TILE_KEYS,
+                job.tile.first_position + row // job.per_kv,
+            )
+            biases = job.biases + row % job.per_kv * job.biases_stride
+            add_biases(
+                scores,
+                num_vectors,
+                LANES,
+                biases + 4 * (key - position),
+                _end_of_keys(job, row) - key,
+            )
         if (offset >= 0) & (offset + CHUNK_KEYS <= span) & (end - first == CHUNK_TILES):
             factors[row] = weigh_whole(scores, CHUNK_KEYS, max_score, weight_sums, weights)
         elif first < end:
@@ -210,7 +223,7 @@ def attend_by(tiles, operands, piece, thread, num_threads, kind):
     job = Job(
         tiles, tile, following, scratch, heads, word(operands, 7), rows, per_kv, padded,
         2 * word(heads, at.DIMENSION_BYTES), 4 * padded, num_steps, window,
-        float_of_word(word(operands, 11)),
+        float_of_word(word(operands, 11)), biases_of(operands, tile, per_kv), word(operands, 16),
     )  # fmt: skip
     _load_queries(job, word(operands, 3), word(operands, 4))
     configure_attention(tiles, scratch.sizes, min(rows, ROWS))

@@ -62,6 +62,7 @@ class Job(NamedTuple):
     num_steps: the number of steps of TILE_DIMS dimensions.
     window: see `windows.window_number`.
     cap: of scores, multiplied by log2(e); 0: none.
+    biases, biases_stride: see `attention_rows.KeyChunk`.
     """
 
     tiles: Any
@@ -78,6 +79,8 @@ class Job(NamedTuple):
     num_steps: Any
     window: Any
     cap: Any
+    biases: Any
+    biases_stride: Any
 
 
 @compiled

@@ -107,6 +107,12 @@ def find_tile(step, requests, heads, window, ends, piece):
     )
 
 
+@compiled
+def biases_of(operands, tile, per_kv):
+    """Returns the address of the biases of a tile's first query head for distance 0; 0: none."""
+    return word(operands, 15) + tile.kv_head * per_kv * word(operands, 16)
+
+
 def request_words(
     first_tokens: int,
     counts: int,

@@ -17,7 +17,7 @@ from shmllm_kernels.cpu.attention_tiles import (
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, word
 from shmllm_kernels.cpu.simd import LANES
-from shmllm_kernels.cpu.softmax import cap_scores, weigh
+from shmllm_kernels.cpu.softmax import add_biases, cap_scores, weigh
 from shmllm_kernels.cpu.windows import first_visible
 
 MAX_GROUP_ROWS = 6
@@ -58,6 +58,8 @@ class KeyChunk(NamedTuple):
     heads_per_kv: int
     window: int  # see `windows.window_number`
     cap: float  # of scores, multiplied by log2(e); 0: none
+    biases: int  # address of that of distance 0, of the first query head; 0: there are none
+    biases_stride: int  # from one head to the next
 
 
 @compiled
@@ -108,6 +110,14 @@ def _make_weigh_rows(num_rows: int):
         for i in range(num_rows):
             position = group.first_position + (group.row + i) // chunk.heads_per_kv
             visible = first_visible(position, chunk.window)
+            if chunk.biases != 0:
+                head = (group.row + i) % chunk.heads_per_kv
+                add_biases(
+                    group.scores + i * SCORES_STRIDE + 4 * LANES * first, end - first,
+                    chunk.keys_per_vector,
+                    chunk.biases + head * chunk.biases_stride + 4 * (key - position),
+                    _end_of_keys(group, chunk, group.row + i) - key,
+                )  # fmt: skip
             factors[i] = weigh(
                 group.scores + i * SCORES_STRIDE + 4 * LANES * first, end - first,
                 chunk.keys_per_vector, key - visible,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shmllm_kernels.cpu.expert_lora import add_to_block, has_adapters
-from shmllm_kernels.cpu.functions import gelu_tanh, relu_squared, silu
+from shmllm_kernels.cpu.functions import gelu, gelu_tanh, relu_squared, silu
 from shmllm_kernels.cpu.group_products import KINDS as KINDS_IN_GROUPS
 from shmllm_kernels.cpu.group_products import product as product_in_groups
 from shmllm_kernels.cpu.group_rounding import GROUPINGS
@@ -38,7 +38,9 @@ from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 """The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
 
-SILU, GELU_TANH, GPT_OSS, RELU_SQUARED = "silu", "gelu_tanh", "gpt_oss", "relu_squared"
+SILU, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU = (
+    "silu", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"
+)  # fmt: skip
 _LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
 
 
@@ -57,6 +59,16 @@ class PairWeights(NamedTuple):
 
 def _is_in_groups(x_kind: str) -> bool:
     return x_kind in GROUPINGS
+
+
+def _is_alone(activation: str) -> bool:
+    """Returns whether it is one of up, without a gate."""
+    return activation in (RELU_SQUARED, GELU)
+
+
+def _has_gate_first(activation: str) -> bool:
+    """Returns whether the columns of gate precede those of up."""
+    return activation in (SILU, GELU_TANH)
 
 
 def _tile_columns(x_kind: str) -> int:
@@ -136,12 +148,17 @@ def _of_gate(x, activation):
 
 
 @compiled
+def _alone(x, activation):
+    return gelu(x) if activation == GELU else relu_squared(x)
+
+
+@compiled
 def _activate(scratch, width, out, activation, x_kind):
     """Writes one row's activation. scratch: gate and up of `width` columns, or up."""
     gate = floats(scratch)
-    if activation == RELU_SQUARED:
+    if _is_alone(activation):
         for i in range(width):
-            put_number(out, i, relu_squared(gate[i]), x_kind)
+            put_number(out, i, _alone(gate[i], activation), x_kind)
     elif activation != GPT_OSS:
         up = floats(scratch + 4 * width)
         for i in range(width):
@@ -163,10 +180,10 @@ def _products_of_block(operands, piece, thread, num_threads, x_kind, kind, bias_
     rows = Rows(
         word(operands, 2), word(operands, 3), word(operands, 11) + 8 * first, x_kind, LISTED
     )
-    num_columns = inner if activation == RELU_SQUARED else 2 * inner
+    num_columns = inner if _is_alone(activation) else 2 * inner
     weights = _of_expert(operands, expert, num_columns, kind, bias_kind)
     scratch, stride = word(operands, 12) + thread * SCRATCH_BYTES, 8 * width
-    if activation == RELU_SQUARED:
+    if _is_alone(activation):
         _product(rows, count, weights, column, width, scratch - 4 * column, stride)
     elif activation != GPT_OSS:
         up = inner + column
@@ -224,7 +241,7 @@ def _adapt_block(operands, piece, thread, num_threads, x_kind, activation, lora_
     begin = 2 * column if activation == GPT_OSS else column
     end = begin + 2 * width if activation == GPT_OSS else begin + width
     add_to_block(adapters, expert, first, count, begin, end, scratch - 4 * begin, stride, lora_kind)
-    if activation != GPT_OSS and activation != RELU_SQUARED:
+    if _has_gate_first(activation):
         up = word(operands, 7) + column
         add_to_block(
             adapters, expert, first, count, up, up + width, scratch + 4 * width - 4 * up, stride,
@@ -290,7 +307,7 @@ _PIECES = {kinds[0]: _pieces_in_groups if kinds in KINDS_IN_GROUPS else _pieces 
 GATE_AND_UP = {
     (*kinds, activation): Kernel(_PIECES[kinds[0]], _gate_and_up, *kinds, activation)
     for kinds in _KINDS
-    for activation in (SILU, GELU_TANH, GPT_OSS, RELU_SQUARED)
+    for activation in (SILU, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU)
 }
 """Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up; out
 is float32 if x has a name in `group_rounding.GROUPINGS`.
@@ -298,7 +315,7 @@ is float32 if x has a name in `group_rounding.GROUPINGS`.
 SILU: ``silu(gate) * up``, where the columns of gate precede those of up; GELU_TANH likewise.
 GPT_OSS: ``(up + 1) * gate * sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where
 columns of gate and up alternate. RELU_SQUARED: ``max(up, 0)**2``, without a gate: weights and bias
-have inner columns.
+have inner columns; GELU (with the error function) likewise.
 
 Operands (addresses; strides in bytes; all but x, out, weights and bias float32 or int64):
 

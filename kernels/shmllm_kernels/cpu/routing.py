@@ -365,7 +365,7 @@ def _combine(operands, piece, thread, num_threads):
         if shared != 0:
             gate = floats(gates + token * gate_stride)
             factor = sigmoid(gate[0]) if gates != 0 else np.float32(1.0)
-            _add_row(target, factor, shared + token * width * 4, width)
+            _add_row(target, factor, shared + token * word(operands, 10), width)
 
 
 COMBINE = Kernel(_pieces, _combine)
@@ -374,8 +374,8 @@ added in this order.
 
 Operands: address of the number of tokens; top_k; places [tokens, top_k] int64; weights [tokens,
 top_k] float32; rows [tokens * top_k, width]; out [tokens, width]; width; shared [tokens, width] or
-0; gates or 0 for a factor of 1, one float32 for each token, their stride in bytes. All but places
-are float32.
+0; gates or 0 for a factor of 1, one float32 for each token, their stride in bytes; the stride of
+shared in bytes. All but places are float32.
 """
 
 

@@ -215,6 +215,26 @@ def cap_scores(builder, scores, num_vectors, cap):
 
 
 @emitted
+def add_biases(builder, scores, num_vectors, keys_per_vector, biases, count):
+    """Adds a bias to each of a row's scores, in place.
+
+    Args:
+        scores: address of `num_vectors` (at least one) vectors, each of `keys_per_vector` scores.
+        biases: address of those of the keys, float32, which are multiplied by log2(e).
+        count: the number of keys that have one; scores of others may become anything.
+    """
+    e = Emitter(builder)
+    factors = e.broadcast(ir.Constant(FLOAT, math.log2(math.e)))
+    loop = Loop(e, e.const(0), num_vectors, 1)
+    loop.begin([])
+    key = builder.mul(loop.index, keys_per_vector)
+    own = e.load_first(e.at(biases, builder.mul(key, e.const(4))), builder.sub(count, key))
+    place = e.at(scores, builder.mul(loop.index, e.const(4 * LANES)))
+    e.store(e.fma(own, factors, e.load(place)), place)
+    loop.end([])
+
+
+@emitted
 def merge_factor(builder, score, largest):
     """Returns 2**(score - largest), by which weights relative to `score` become such relative to
     `largest`, which is at least as large."""

@@ -67,6 +67,7 @@ def paged_attention(
     scratch: AttentionScratch | None = None,
     masks_all: bool = False,
     ends: Tensor | None = None,
+    biases: Tensor | None = None,
 ) -> None:
     """Computes ``reference.attention.paged_attention``; rows of no request stay unchanged.
 
@@ -100,6 +101,8 @@ def paged_attention(
             loop, which keeps its loads in flight up to the last tile.
         ends: [tokens] int32, contiguous, the end of the keys that each token attends to: behind its
             own position, and at most its request's context length; None: the attention is causal.
+        biases: [num_heads, 2 * n - 1] float32, contiguous, with n above every position: what is
+            added to scores, by the distance from a token to a key, from 1 - n on; None: nothing.
 
     One launch a layer, two if contexts are split. `attend` reads the keys and values of each
     request once for each block_q of its tokens, and has 4 * dim flops for each pair of a query row
@@ -132,6 +135,11 @@ def paged_attention(
         sums, stats = parts.sums, parts.stats
     tiles = tokens // (config.block_m // per_kv) + requests
     check_sinks(sinks, num_heads)
+    if biases is not None:
+        assert biases.dtype is torch.float32, "biases are float32"
+        assert biases.shape[0] == num_heads, "biases: a row for each head"
+        assert biases.shape[1] % 2, "biases: as many behind a token as ahead of it"
+        assert biases.is_contiguous(), "biases must be contiguous"
     dim_padded = max(next_power_of_two(dim), 16)
     attend[(tiles * num_kv_heads, num_splits)](
         out,
@@ -145,6 +153,7 @@ def paged_attention(
         stats,
         out if sinks is None else sinks,
         ends,
+        biases,
         requests,
         *scales_of(scale, soft_cap),
         window_number(window),
@@ -152,6 +161,7 @@ def paged_attention(
         *query.stride()[:2],
         *key_cache.stride()[:3],
         block_table.stride(0),
+        0 if biases is None else biases.shape[1],
         HAS_WINDOW=window is not None,
         HAS_CAP=soft_cap is not None,
         HAS_SINKS=sinks is not None,

@@ -75,13 +75,17 @@ def load_tile(
 @triton.jit
 def attend_to_tile(
     sums, peak, total, query, key, value, keys, first_keys, last_keys, keys_begin, keys_end, scale,
-    cap, IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    cap, IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, biases=None,
 ):  # fmt: skip
-    """Updates the online softmax of all rows with the keys of one tile, as the cache has them."""
+    """Updates the online softmax of all rows with the keys of one tile, as the cache has them.
+    biases: for each row where the bias of a key at position 0 is; None: there are none."""
     key = from_cache(key, query.dtype, query.shape[0])
     scores = tl.dot(query, key, input_precision="ieee") * scale
     if HAS_CAP:
         scores = cap * tanh(scores)
+    if biases is not None:
+        present = (keys >= keys_begin) & (keys < keys_end)
+        scores += tl.load(biases[:, None] + keys[None, :], mask=present[None, :], other=0) * LOG2_E
     if IS_MASKED:
         visible = ((keys >= keys_begin) & (keys < keys_end))[None, :]
         visible &= keys[None, :] <= last_keys[:, None]
@@ -105,6 +109,7 @@ def attend_tiles(
     key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
     IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    biases=None,
 ):  # fmt: skip
     """Updates the online softmax of all rows with the keys of some tiles. Without IS_MASKED every
     row attends to all these keys. A row's last key is at its own position, or behind it; its first
@@ -117,9 +122,25 @@ def attend_tiles(
         )  # fmt: skip
         sums, peak, total = attend_to_tile(
             sums, peak, total, query, key, value, keys, first_keys, last_keys, keys_begin, keys_end,
-            scale, cap, IS_MASKED, HAS_WINDOW, HAS_CAP,
+            scale, cap, IS_MASKED, HAS_WINDOW, HAS_CAP, biases,
         )  # fmt: skip
     return sums, peak, total
+
+
+@triton.jit
+def tiles_of_part(
+    keys_begin, keys_end, IS_SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr
+):
+    """Returns the first tile of keys of a program's part of a context, and the one behind it."""
+    lowest = keys_begin // TILE
+    highest = tl.cdiv(keys_end, TILE)
+    if IS_SPLIT:
+        # A part has 2 * BLOCK_M keys or more: its sums are not more bytes than its keys and values.
+        fewest: tl.constexpr = max(2 * BLOCK_M // TILE, 1)
+        per_split = tl.maximum(tl.cdiv(highest - lowest, tl.num_programs(1)), fewest)
+        lowest = lowest + tl.program_id(1) * per_split
+        highest = tl.minimum(lowest + per_split, highest)
+    return lowest, highest
 
 
 @triton.jit(do_not_specialize=["num_requests", "window"])
@@ -135,6 +156,7 @@ def attend(
     part_stats_ptr,
     sinks_ptr,
     ends_ptr,
+    biases_ptr,
     num_requests,
     scale,
     cap,
@@ -147,6 +169,7 @@ def attend(
     token_stride,
     kv_head_stride,
     table_stride,
+    biases_stride,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -194,18 +217,15 @@ def attend(
         ends = tl.load(ends_ptr + tokens, mask=is_row, other=0)
         keys_end = tl.max(ends, axis=0)
         last_keys = ends - 1
+    if biases_ptr is not None:
+        # Rows of no token read those of another one.
+        of_heads = tl.where(is_row, heads, kv_head * HEADS_PER_KV) * biases_stride
+        biases_ptr += of_heads + biases_stride // 2 - tl.where(is_row, positions, first_position)
     keys_begin = tile * 0
     first_keys = first_visible(positions, window) if HAS_WINDOW else positions
     if HAS_WINDOW:
         keys_begin = first_visible(first_position, window)
-    lowest = keys_begin // TILE
-    highest = tl.cdiv(keys_end, TILE)
-    if IS_SPLIT:
-        # A part has 2 * BLOCK_M keys or more: its sums are not more bytes than its keys and values.
-        fewest: tl.constexpr = max(2 * BLOCK_M // TILE, 1)
-        per_split = tl.maximum(tl.cdiv(highest - lowest, tl.num_programs(1)), fewest)
-        lowest = lowest + tl.program_id(1) * per_split
-        highest = tl.minimum(lowest + per_split, highest)
+    lowest, highest = tiles_of_part(keys_begin, keys_end, IS_SPLIT, BLOCK_M, TILE)
 
     sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -230,7 +250,7 @@ def attend(
             sums, peak, total = attend_tiles(
                 sums, peak, total, query, first_keys, last_keys, lowest, from_tile, keys_begin,
                 keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
-                True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+                True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, biases_ptr)
         common_end = first_position + 1
         if HAS_ENDS:
             common_end = tl.min(tl.where(is_row, ends, keys_end), axis=0)
@@ -238,11 +258,11 @@ def attend(
         sums, peak, total = attend_tiles(
             sums, peak, total, query, first_keys, last_keys, from_tile, to_tile, keys_begin,
             keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
-            False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+            False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, biases_ptr)
     sums, peak, total = attend_tiles(
         sums, peak, total, query, first_keys, last_keys, to_tile, highest, keys_begin, keys_end,
         key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
-        True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED)
+        True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, biases_ptr)
     # fmt: on
 
     if IS_SPLIT:

@@ -22,6 +22,7 @@ def paged_attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     ends: Tensor | None = None,
+    biases: Tensor | None = None,
 ) -> Tensor:
     """Computes the attention of each request's last tokens over its tokens so far.
 
@@ -45,6 +46,9 @@ def paged_attention(
             there are none.
         ends: [tokens], the end of the keys that each token attends to: behind its own position, and
             at most its request's context length; None: the attention is causal.
+        biases: [num_heads, 2 * n - 1], which are added to scores, with n above every position: that
+            of a key d positions behind its token, or ahead of it if d is negative, is at n - 1 + d;
+            None: there are none.
 
     Returns:
         [tokens, num_heads, dim] in query's dtype, computed in float64; zero for tokens of no
@@ -65,6 +69,8 @@ def paged_attention(
         scores = torch.einsum("qhd,khd->hqk", query[begin:end].double(), key) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
+        if biases is not None:
+            scores += _biases(biases, end - begin, context)
         key_ends = None if ends is None else ends[begin:end]
         hidden = _hidden(end - begin, context, window, key_ends).to(scores.device)
         scores = scores.masked_fill(hidden, -torch.inf)
@@ -74,6 +80,13 @@ def paged_attention(
         weights = scores.softmax(-1)[..., :context]
         out[begin:end] = torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
     return out
+
+
+def _biases(biases: Tensor, query_len: int, context: int) -> Tensor:
+    """Returns those of each head, token and key, [num_heads, query_len, context]."""
+    tokens = torch.arange(context - query_len, context)[:, None]
+    distances = torch.arange(context)[None, :] - tokens
+    return biases.double()[:, biases.shape[1] // 2 + distances.to(biases.device)]
 
 
 def _hidden(query_len: int, context: int, window: Window | None, ends: Tensor | None) -> Tensor:

@@ -158,7 +158,7 @@ def experts(
         gate_up_bias: [experts, rows of gate_up] or None.
         down_bias: [experts, hidden] or None.
         activation: "silu" or "gelu_tanh", with all columns of gate before those of up, "gpt_oss",
-            or "relu_squared" of up alone.
+            or "relu_squared" or "gelu" of up alone.
         weighs_inputs: whether weights multiply what experts read, and not what they return.
 
     Returns:
@@ -168,9 +168,19 @@ def experts(
     for expert in range(len(gate_up)):
         tokens, choices = torch.nonzero(ids == expert, as_tuple=True)
         own = weights[tokens, choices, None]
+<<<<<<< HEAD
         read = x[tokens] * own if weighs_inputs else x[tokens]
         bias = None if gate_up_bias is None else gate_up_bias[expert]
         rows = activated(read, gate_up[expert], bias, activation) @ down[expert].T
+=======
+        inner = (x[tokens] * own if weighs_inputs else x[tokens]) @ gate_up[expert].T
+        if gate_up_bias is not None:
+            inner = inner + gate_up_bias[expert]
+        is_gated = activation not in ("relu_squared", "gelu")
+        is_plain = activation != "gpt_oss"
+        active = activate(inner, activation, is_gated) if is_plain else gpt_oss_activation(inner)
+        rows = active @ down[expert].T
+>>>>>>> h-encoders
         if down_bias is not None:
             rows = rows + down_bias[expert]
         out[tokens] += rows if weighs_inputs else own * rows

@@ -135,6 +135,7 @@ class AttentionOps:
             window_number(spec.window), self._scratch.data_ptr(), self._scratch.shape[1],
             word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
             self._split_states.data_ptr(), self._inputs.address_of_ends(spec.ahead),
+            *_place_of_biases(attention),
         ]  # fmt: skip
         self._record("attend", ATTEND[kinds], *operands)
         self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
@@ -170,6 +171,14 @@ class AttentionOps:
 
     def _record(self, label: str, kernel: Kernel, *operands: int) -> None:
         self._program.record(kernel, [self._num_tokens, *operands], label=label)
+
+
+def _place_of_biases(attention: AttentionHeads) -> tuple[int, int]:
+    """Return the operands of ATTEND for biases: the address of distance 0, and the stride."""
+    biases = attention.biases
+    if biases is None:
+        return 0, 0
+    return biases[0, biases.shape[1] // 2 :].data_ptr(), 4 * biases.stride(0)
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -274,6 +274,7 @@ class ExpertOps:
         operands = [
             self._num_tokens, spec.top_k, *(tensor.data_ptr() for tensor in sources),
             out.shape[1], 0 if shared is None else shared.data_ptr(), *factors,
+            0 if shared is None else 4 * shared.stride(0),
         ]  # fmt: skip
         self._kernels.record(COMBINE, operands, label="combine")
 

@@ -367,7 +367,7 @@ class CpuOps:
         return self._experts.route(moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
-        shared = None if moe.shared is None else self.mlp(x, moe.shared)
+        shared = moe.added_rows(len(x)) if moe.shared is None else self.mlp(x, moe.shared)
         return self._experts.experts(x, routing, moe, shared)
 
     def _record(self, label: str, kernel: Kernel, *operands: int) -> None:

@@ -114,7 +114,7 @@ class AttentionOps:
         most = self._step.launches[HeadShape.of(spec)].max_tokens
         # An item that a request's last known token belongs to does not go on in that step. What an
         # encoder has computed is the context of one token, and of each of several.
-        is_plain = spec.ahead in (0, WITHIN_ITEMS)
+        is_plain = spec.ahead in (0, WITHIN_ITEMS) and spec.biases is None
         is_one_of_decode = isinstance(spec.ahead, Encoded) and most == 1
         is_one_launch = most > 0 and (is_plain or is_one_of_decode) and not self._rotates_apart
         cos, sin = (None, None) if spec.rope is None else self._buffers.angles[spec.rope]
@@ -248,4 +248,5 @@ class AttentionOps:
             scratch=self._buffers.scratch(heads, num_tokens, launch.num_splits),
             masks_all=launch.masks_all,
             ends=inputs.ends(attention.spec.ahead, num_tokens),
+            biases=attention.biases,
         )

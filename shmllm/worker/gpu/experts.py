@@ -304,7 +304,7 @@ class ExpertOps:
     ) -> None:
         spec, ids, first, last = moe.spec, routing.ids[0], moe.gate_up_proj, moe.down_proj
         activated = self._buffers[spec].activated[: spec.top_k + parts_of(shared)]
-        activation = Activation(spec.activation, spec.activation != "relu_squared")
+        activation = Activation(spec.activation, spec.gated)
         weights, is_dependent = _weights(moe), self._products.is_dependent
         configs = [config_of(weight, self._products.device) for weight in weights]
         multiply_row(

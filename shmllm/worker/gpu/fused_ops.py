@@ -377,4 +377,7 @@ class FusedOps:
         shared: Shared = self._ops.joined_shared(moe)
         if moe.shared is not None and shared is None:
             shared = self.value(self.mlp(x, moe.shared))
-        return Experts(self.value(x), routing, moe, shared)
+        read = self.value(x)
+        if moe.shared is None:
+            shared = moe.added_rows(len(read))
+        return Experts(read, routing, moe, shared)

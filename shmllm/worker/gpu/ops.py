@@ -368,7 +368,7 @@ class GpuOps:
         return self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
-        shared = None if moe.shared is None else self.mlp(x, moe.shared)
+        shared = moe.added_rows(len(x)) if moe.shared is None else self.mlp(x, moe.shared)
         return self.sum_experts(x, routing, moe, shared)
 
     def joined_shared(self, moe: MoE) -> SharedExpert | None:

@@ -173,7 +173,7 @@ def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
         family, dtype="bfloat16", eos_token_id=[7, 9], **OPTIONS.get(family, {})
     )
     config = ModelConfig.from_directory(save(reference, tmp_path))
-    written, own = STEMS.get(reference.config.model_type, ("", ""))
+    written, own = STEMS.get(("model_type", reference.config.model_type), ("", ""))
     assert config.architecture == own + type(reference).__name__.removeprefix(written)
     assert config.dtype == "bfloat16"
     assert config.eos_token_ids == (7, 9)

@@ -13,6 +13,7 @@ from support.pooling_models import write_tokenizer
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.mixer_specs import DistanceBiases
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.specs import MLPSpec
@@ -27,7 +28,23 @@ SIZES = {
     "num_key_value_heads": 2,
     "sliding_window": 8,
 }
-ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert"]
+ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "MPNet", "Electra"]
+ROTARY = ["NomicBert", "Gte", "JinaEmbeddingsV3"]
+NOMIC = {
+    "n_embd": 64,
+    "n_head": 4,
+    "n_layer": 4,
+    "n_inner": 96,
+    "n_positions": 128,
+    "layer_norm_epsilon": 1e-12,
+    "activation_function": "swiglu",
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+}
+"""The fields of nomic-embed-text that none of transformers' take the place of."""
 
 
 def read(directory: Path, architecture: str, **fields: Any) -> ModelConfig:
@@ -36,12 +53,13 @@ def read(directory: Path, architecture: str, **fields: Any) -> ModelConfig:
     return read_config(directory, ModelUse())
 
 
-@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("family", ENCODERS + ROTARY)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
-    config = read(tmp_path, f"{family}Model")
+    own = {"embedding_size": 64} if family == "Electra" else {}
+    config = read(tmp_path, f"{family}Model", **own)
     expected = getattr(transformers, f"{family}Config")()
-    own = config.first_position + config.max_position_embeddings
-    assert own == expected.max_position_embeddings
+    positions = config.first_position + config.max_position_embeddings
+    assert positions == expected.max_position_embeddings
     eps = expected.norm_eps if family == "ModernBert" else expected.layer_norm_eps
     assert (config.norm.kind, config.norm.eps) == ("layer", eps)
     assert config.num_token_types == getattr(expected, "type_vocab_size", 0)
@@ -49,6 +67,39 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     assert isinstance(mlp, MLPSpec)
     assert mlp.activation == getattr(expected, "hidden_act", "gelu")
     assert (config.lm_head, config.head, config.pooling) == (False, None, "CLS")
+
+
+def test_absent_fields_of_eurobert(tmp_path: Path) -> None:
+    config = read(tmp_path, "EuroBertModel", num_key_value_heads=None)
+    expected = transformers.EuroBertConfig()
+    assert config.max_position_embeddings == expected.max_position_embeddings
+    assert (config.norm.kind, config.norm.eps) == ("rms", expected.rms_norm_eps)
+    assert config.attentions[0].num_kv_heads == config.attentions[0].num_heads
+    assert config.ropes[0].theta == expected.rope_parameters["rope_theta"]
+
+
+@pytest.mark.parametrize("family", ["T5", "MT5", "UMT5"])
+def test_absent_fields_of_t5(family: str, tmp_path: Path) -> None:
+    config = read(tmp_path, f"{family}EncoderModel", **T5)
+    expected = getattr(transformers, f"{family}Config")()
+    assert config.norm.eps == expected.layer_norm_epsilon
+    assert config.attentions[0].head_dim == expected.d_kv
+    biases = config.attentions[0].biases
+    assert isinstance(biases, DistanceBiases)
+    assert biases.num_buckets == expected.relative_attention_num_buckets
+    assert biases.max_distance == expected.relative_attention_max_distance
+    assert config.dense_mlps[0].gated == expected.is_gated_act
+    assert (
+        config.dense_mlps[0].activation
+        == {"relu": "relu", "gelu_new": "gelu_tanh"}[expected.dense_act_fn]
+    )
+
+
+@pytest.mark.parametrize("family", ROTARY)
+def test_absent_bases_agree_with_transformers(family: str, tmp_path: Path) -> None:
+    (rope,) = read(tmp_path, f"{family}Model").ropes
+    expected = getattr(transformers, f"{family}Config")()
+    assert rope.theta == expected.rope_parameters["rope_theta"]
 
 
 def test_absent_fields_of_modernbert(tmp_path: Path) -> None:
@@ -76,6 +127,7 @@ def test_the_windows_of_embeddinggemma_agree_with_transformers(tmp_path: Path) -
     ("architecture", "purpose", "family"),
     [
         ("BertForMaskedLM", Purpose.EMBED, "bert"),
+        ("BertForPreTraining", Purpose.EMBED, "bert"),
         ("XLMRobertaForSequenceClassification", Purpose.CLASSIFY, "roberta"),
         ("ModernBertForTokenClassification", Purpose.CLASSIFY_TOKENS, "modernbert"),
         ("Gemma3TextModel", Purpose.EMBED, "gemma3"),
@@ -89,6 +141,20 @@ def test_architectures_without_an_lm_head(architecture: str, purpose: Purpose, f
     assert find_family(architecture).__name__ == f"shmllm.models.{family}"
 
 
+MIXED = {"moe_every_n_layers": 2, "num_experts": 8, "moe_top_k": 2}
+GELU = {"activation_function": "gelu"}
+JINA = {
+    "position_embedding_type": "rotary",
+    "rotary_emb_base": 20000.0,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 128,
+    "type_vocab_size": 1,
+    "lora_adaptations": ["x", "y"],
+}
+ALIBI = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+CODE = {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}
+T5 = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 96}
+NTK = {"type": "ntk", "factor": 8.0}
 CLASSIFIER = "ModernBertForSequenceClassification"
 
 
@@ -98,6 +164,39 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("BertModel", {"position_embedding_type": "relative_key"}, "'relative_key' is not supp"),
         ("BertModel", {"is_decoder": True}, "is_decoder True is not supported"),
         ("BertModel", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+        ("NomicBertModel", NOMIC | {"prenorm": True}, "prenorm True is not supported"),
+        ("NomicBertModel", NOMIC | MIXED, "experts with gates are not supported"),
+        ("NomicBertModel", NOMIC | MIXED | {"moe_top_k": 9} | GELU, "moe_top_k must be at most"),
+        ("NomicBertModel", NOMIC | {"ffn_div": 2}, "ffn_div 2 is not supported"),
+        ("NomicBertModel", NOMIC | {"mlp_fc1_bias": True}, "mlp_fc1_bias True is not supported"),
+        ("NomicBertModel", NOMIC | {"rotary_emb_fraction": 0.5}, "fraction 0.5 is not supported"),
+        ("NomicBertModel", NOMIC | {"activation_function": "relu"}, "'relu' is not supported"),
+        ("XLMRobertaModel", JINA | {"emb_pooler": "max"}, "emb_pooler 'max' is not supported"),
+        ("XLMRobertaModel", JINA | {"truncate_dim": 32}, "truncate_dim 32 is not supported"),
+        (
+            "XLMRobertaModel",
+            JINA | {"default_task": "z"},
+            "'z' is none of lora_adaptations: 'x',",
+        ),
+        ("XLMRobertaModel", JINA | {"rotary_emb_base": None}, "'rotary_emb_base' is missing"),
+        ("JinaBertModel", {}, "position_embedding_type 'absolute' is not supported"),
+        ("JinaBertModel", ALIBI | {"feed_forward_type": "original"}, "'original' is not supported"),
+        ("JinaBertModel", ALIBI | {"auto_map": CODE}, "norms of queries and keys"),
+        ("JinaBertForSequenceClassification", ALIBI, "Classification is not supported"),
+        ("T5EncoderModel", T5 | {"feed_forward_proj": "x-relu"}, "'x-relu' is not supported"),
+        ("T5EncoderModel", T5 | {"relative_attention_num_buckets": 30}, "buckets 30 with"),
+        ("T5EncoderModel", T5 | {"relative_attention_max_distance": 8}, "distance 8 is not supp"),
+        ("MPNetModel", {"max_position_embeddings": 2**30}, "must be an integer of at most 131,072"),
+        ("T5EncoderModel", T5 | {"n_positions": 2**30}, "must be an integer of at most 131,072"),
+        ("JinaBertModel", ALIBI | {"max_position_embeddings": 2**30}, "of at most 131,072"),
+        ("DPRContextEncoder", {"projection_dim": 9}, "projection_dim 9 is not supported"),
+        ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale True is not supported"),
+        ("NewModel", {"position_embedding_type": "absolute"}, "'absolute' is not supported"),
+        ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),
+        ("MPNetModel", {"relative_attention_num_buckets": 16}, "num_buckets 16 is not supported"),
+        ("MPNetModel", {"max_position_embeddings": 2}, "max_position_embeddings must exceed 2"),
+        ("ElectraModel", {}, "embedding_size 128 is not supported with a hidden_size of 64"),
+        ("EuroBertForSequenceClassification", {"classifier_pooling": "x"}, "'x' is not supported"),
         ("RobertaModel", {"max_position_embeddings": 2}, r"max_position_embeddings \(2\) must ex"),
         ("BertLMHeadModel", {}, "unknown architecture 'BertLMHeadModel'"),
         (CLASSIFIER, {"classifier_pooling": "max"}, "classifier_pooling 'max' is not supported"),

@@ -79,6 +79,7 @@ class Request:
         layout: CacheLayout,
         seed: int,
         ends: np.ndarray | None = None,
+        biased: int = 0,
     ) -> None:
         self.ends = ends  # of the keys that its tokens see; None: those of the layer
         width = (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
@@ -103,6 +104,7 @@ class Layer:
         cap: float = 0.0,
         has_sinks: bool = False,
         ends: np.ndarray | None = None,
+        biased: int = 0,
     ) -> None:
         self.ends = ends  # of the keys that a request's tokens see; None: the attention is causal
         self.layout, self.num_heads, self.window = layout, num_heads, window
@@ -110,6 +112,9 @@ class Layer:
         self.scale, self.cap = scale, cap
         self.sinks = (torch.arange(num_heads) - 2).to(dtype) if has_sinks else None
         self.generator = np.random.default_rng(seed)
+        self.biased = biased  # the number of positions between which there are biases
+        self.biases = torch.full((num_heads, 2 * biased + 31), torch.nan)[:, 16:-16]
+        self.biases.normal_(generator=torch.Generator().manual_seed(5))
         num_blocks = MAX_BLOCKS + 50
         self.cache = np.zeros((num_blocks, layout.block_bytes), np.uint8)
         self.free = list(self.generator.permutation(num_blocks))
@@ -154,12 +159,17 @@ class Layer:
             out.strides[0], at(self.cache), window_number(self.window), at(scratch), per_thread,
             word_of_float(self.cap * math.log2(math.e)),
             0 if self.sinks is None else self.sinks.data_ptr(), at(states),
-            0 if self.ends is None else at(self.seen),
+            0 if self.ends is None else at(self.seen), *self._place_of_biases(),
         ]  # fmt: skip
         attend = EMULATED_ATTEND if isinstance(self.layout, Emulated) else ATTEND
         for kernels in (attend, MERGE_SPLITS):
             kernel = kernels[kinds_of(self.layout)]
             self.program.record(kernel, operands, [requests, scratch, states])
+
+    def _place_of_biases(self) -> tuple[int, int]:
+        if not self.biased:
+            return 0, 0
+        return self.biases[0, self.biased - 1 :].data_ptr(), 4 * self.biases.stride(0)
 
     def run(self, parts: list[tuple[Request, int]], num_threads: int = 1) -> None:
         """Computes the given number of further tokens of each request in one step."""
@@ -233,6 +243,8 @@ class Layer:
         if self.cap:
             scores = self.cap * torch.tanh(scores / self.cap)
         distance = torch.arange(length)[:, None] - torch.arange(length)
+        if self.biased:
+            scores += self.biases.double()[:, self.biased - 1 - distance]
         ends = torch.arange(length) + 1
         if self.ends is not None:
             ends = torch.from_numpy(self.ends if request.ends is None else request.ends)
@@ -345,7 +357,8 @@ OPTIONS = {
     "capped": {"scale": 1.0, "cap": 5.0},
     "hardly-capped": {"cap": 1000.0},
     "sinks": {"has_sinks": True},
-    "all": {"scale": 0.5, "cap": 3.0, "has_sinks": True, "window": 40},
+    "biases": {"biased": 300},
+    "all": {"scale": 0.5, "cap": 3.0, "has_sinks": True, "window": 40, "biased": 900},
 }
 
 
@@ -486,7 +499,8 @@ def test_tokens_see_keys_behind_them_up_to_their_ends(
 ) -> None:
     num_heads, kv_heads = heads
     layout = made(kv_heads, 32, 16, stored)
-    layer = Layer(num_heads, layout, window, ends=AHEADS[ahead], cap=20.0 * (window > 0))
+    options = {"cap": 20.0} if window else {"biased": max(LENGTHS)}
+    layer = Layer(num_heads, layout, window, ends=AHEADS[ahead], **options)
     requests = [Request(length, num_heads, layout, i) for i, length in enumerate(LENGTHS)]
     layer.run([(request, len(request.qkv)) for request in requests], num_threads=2)
     for request in requests:

@@ -156,7 +156,7 @@ class AdaptedRun(MoERun):
             ])  # fmt: skip
             program.record(COMBINE, [
                 count, self.top_k, address(self._places), address(self._weights), address(rows),
-                address(out), HIDDEN, 0, 0, 4,
+                address(out), HIDDEN, 0, 0, 4, 0,
             ])  # fmt: skip
 
         self._run(record)

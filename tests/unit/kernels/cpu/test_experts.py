@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.cpu_kernels import NEEDS_BFLOAT16, run_kernel
+from support.variants import slow
 from torch import Tensor
 
 from shmllm_kernels.cpu.product_tiles import TILE_COLUMNS
@@ -88,7 +89,7 @@ def assert_near(found: Tensor, x: Tensor, experts: Experts, ids: Tensor, weights
 
 
 @pytest.mark.parametrize("kinds", KINDS)
-@pytest.mark.parametrize("activation", ["silu", "gpt_oss", "relu_squared"])
+@pytest.mark.parametrize("activation", ["silu", "gpt_oss", "relu_squared", slow("gelu")])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("hidden", "inner"), [(3, 1), (TILE_COLUMNS, TILE_COLUMNS), (70, 37)])
 def test_experts_equal_the_reference(
@@ -131,6 +132,14 @@ def test_integers_are_scaled_by_expert_and_column(activation: str) -> None:
     )
 
 
+def test_one_row_is_added_to_all_sums() -> None:
+    experts = Experts.random(5, 32, 24, activation="gelu", has_bias=True)
+    x, row = torch.randn(9, 32), torch.randn(32)
+    ids, weights = random_routing(9, 5, 2)
+    found = compute(x, experts, ids, weights, shared=row.expand(9, -1))
+    assert torch.equal(found, compute(x, experts, ids, weights) + row)
+
+
 def loop_over_experts(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
     """Computes each expert by the kernels of a dense MLP, and adds in ascending order."""
     kernel, inner = MULTIPLY[experts.kinds], experts.down.shape[2]
@@ -168,7 +177,7 @@ def test_one_expert_with_all_tokens_has_the_bits_of_the_loop() -> None:
     assert torch.equal(found, loop_over_experts(x, experts, ids, weights))
 
 
-@pytest.mark.parametrize("activation", ["silu", "gpt_oss", "relu_squared"])
+@pytest.mark.parametrize("activation", ["silu", "gpt_oss", "relu_squared", slow("gelu")])
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(activation: str) -> None:
     experts = Experts.random(7, 61, 45, torch.bfloat16, activation, has_bias=True)
     x = torch.randn(ROWS_AT_ONCE + 30, 61)

@@ -1,0 +1,104 @@
+"""Destinations whose numbers a checkpoint's tensor has in another order, or fewer times.
+
+This module must not know what the numbers are, nor which destinations there are.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+
+class Arranged(ABC):
+    """A destination that another one stands for.
+
+    Attributes:
+        own: the other one.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.dtype: torch.dtype = own.dtype
+        self.device: torch.device = own.device
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """The shape of the checkpoint's tensor."""
+
+    @abstractmethod
+    def of(self, own: Any) -> Self:
+        """Returns the same arrangement of another destination of the same shape."""
+
+    @abstractmethod
+    def _arranged(self, values: Tensor) -> Tensor:
+        """Returns the numbers of `own` that a checkpoint's tensor has."""
+
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    def copy_(self, values: Tensor, /) -> Self:
+        """Writes ``values``, a whole tensor."""
+        if values.shape != self.shape:
+            raise ValueError(f"cannot write {list(values.shape)} to {list(self.shape)}")
+        self.own.copy_(self._arranged(values))
+        return self
+
+    @abstractmethod
+    def clone(self) -> Tensor:
+        """Returns the values as a new tensor."""
+
+
+class StackedMatrix(Arranged):
+    """A destination [matrices, rows, columns] as what a checkpoint has as [matrices * rows,
+    columns]."""
+
+    @property
+    def shape(self) -> torch.Size:
+        count, rows, columns = self.own.shape
+        return torch.Size([count * rows, columns])
+
+    def of(self, own: Any) -> StackedMatrix:
+        return StackedMatrix(own)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        return values.reshape(self.own.shape)
+
+    def clone(self) -> Tensor:
+        values: Tensor = self.own.clone()
+        return values.reshape(self.shape)
+
+
+class SpreadColumns(Arranged):
+    """A destination [rows, width] as what a checkpoint has as [columns, rows]: each of its columns
+    is one of those.
+
+    Args:
+        own: the destination.
+        columns: [width] int64, the column that each is.
+        count: the number of columns.
+    """
+
+    def __init__(self, own: Any, columns: Tensor, count: int) -> None:
+        super().__init__(own)
+        self._columns, self._count = columns, count
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size([self._count, self.own.shape[0]])
+
+    def of(self, own: Any) -> SpreadColumns:
+        return SpreadColumns(own, self._columns, self._count)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        return values.t()[:, self._columns.to(values.device)]
+
+    def clone(self) -> Tensor:
+        """Returns the values as a new tensor, with zeros in columns that none is."""
+        own: Tensor = self.own.clone()
+        values = own.new_zeros(self.shape)
+        values[self._columns.to(own.device)] = own.t()
+        return values

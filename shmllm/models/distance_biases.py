@@ -1,0 +1,51 @@
+"""Biases of scores by distance: weights, `mixer_specs.DistanceBiases`, or constants,
+`mixer_specs.LinearBiases`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from shmllm.models.arranged import SpreadColumns
+from shmllm.models.mixer_specs import DistanceBiases, LinearBiases
+
+
+def named_biases(table: Tensor, spec: DistanceBiases) -> SpreadColumns:
+    """Returns the destination of a checkpoint's tensor [buckets, heads].
+
+    Args:
+        table: [heads, distances] float32, what kernels read: by the distance from a token to a key,
+            from the farthest behind it on.
+        spec: what the biases are.
+    """
+    last = spec.num_positions - 1
+    distances = torch.arange(-last, last + 1)
+    return SpreadColumns(table, _bucket(distances, spec), spec.num_buckets)
+
+
+def linear_biases(spec: LinearBiases, heads: range) -> Tensor:
+    """Returns what kernels read of some heads, [heads, distances] float32."""
+    last = spec.num_positions - 1
+    slopes = torch.tensor(_slopes(spec.num_heads)[heads.start : heads.stop])
+    return -slopes[:, None] * torch.arange(-last, last + 1).abs()
+
+
+def _slopes(num_heads: int) -> list[float]:
+    """Returns the factor of each head: powers of the first one, which lie between those of half as
+    many heads if the number is no power of two."""
+    whole = 2 ** int(math.log2(num_heads))
+    found = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    if whole < num_heads:
+        found += _slopes(2 * whole)[::2][: num_heads - whole]
+    return found
+
+
+def _bucket(distances: Tensor, spec: DistanceBiases) -> Tensor:
+    """Returns the bucket of each distance, in float32 as transformers does."""
+    of_side = spec.num_buckets // 2
+    exact, far = of_side // 2, distances.abs()
+    steps = (far.clamp(min=1).float() / exact).log() / math.log(spec.max_distance / exact)
+    wide = (exact + (steps * (of_side - exact)).long()).clamp(max=of_side - 1)
+    return torch.where(far < exact, far, wide) + of_side * (distances > 0)
