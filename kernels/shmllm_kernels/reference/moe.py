@@ -133,7 +133,7 @@ def activated(x: Tensor, gate_up: Tensor, bias: Tensor | None, activation: str) 
         inner = inner + bias
     if activation == "gpt_oss":
         return gpt_oss_activation(inner)
-    return activate(inner, activation, is_gated=activation != "relu_squared")
+    return activate(inner, activation, is_gated=activation not in ("relu_squared", "gelu"))
 
 
 def experts(
@@ -168,19 +168,9 @@ def experts(
     for expert in range(len(gate_up)):
         tokens, choices = torch.nonzero(ids == expert, as_tuple=True)
         own = weights[tokens, choices, None]
-<<<<<<< HEAD
         read = x[tokens] * own if weighs_inputs else x[tokens]
         bias = None if gate_up_bias is None else gate_up_bias[expert]
         rows = activated(read, gate_up[expert], bias, activation) @ down[expert].T
-=======
-        inner = (x[tokens] * own if weighs_inputs else x[tokens]) @ gate_up[expert].T
-        if gate_up_bias is not None:
-            inner = inner + gate_up_bias[expert]
-        is_gated = activation not in ("relu_squared", "gelu")
-        is_plain = activation != "gpt_oss"
-        active = activate(inner, activation, is_gated) if is_plain else gpt_oss_activation(inner)
-        rows = active @ down[expert].T
->>>>>>> h-encoders
         if down_bias is not None:
             rows = rows + down_bias[expert]
         out[tokens] += rows if weighs_inputs else own * rows
