@@ -253,9 +253,9 @@ class Attention(AttentionHeads):
         self, config: ModelConfig, layer: int, spec: AttentionSpec, storage: Storage
     ) -> None:
         super().__init__(layer, spec, storage)
-        sizes = {"q": spec.width}
+        sizes = {"q": spec.query_width}
         if spec.source is None:
-            sizes |= {"k": spec.kv_width, "v": spec.kv_width}
+            sizes |= {"k": spec.key_width, "v": spec.value_width}
         if spec.gated:
             sizes["gate"] = spec.width
         self._parts = tuple(sizes)
@@ -268,9 +268,9 @@ class Attention(AttentionHeads):
         if spec.qk_norm is not None:
             per_head = spec.qk_norm == "head"
             norm = config.norm if spec.norms_have_weights else replace(config.norm, weight=False)
-            self.q_norm = Norm(spec.head_dim if per_head else spec.width, norm, storage)
+            self.q_norm = Norm(spec.head_dim if per_head else spec.query_width, norm, storage)
             if spec.source is None:
-                width = spec.head_dim if per_head else spec.kv_width
+                width = spec.head_dim if per_head else spec.key_width
                 self.k_norm = Norm(width, norm, storage)
 
     @property

@@ -120,16 +120,17 @@ def _put_all(source, count, out, first, step, kind):
 def _store_token(heads, row, slot, cache, kind):
     """Writes the keys and values of one token to the cache. row: address of its first key head."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
-    shift = word(heads, at.BLOCK_SHIFT)
+    value_dim, shift = word(heads, at.VALUE_DIM), word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
     block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
     stride = word(heads, at.DIMENSION_BYTES) // itemsize(kind)
+    first_value = row + 4 * num_kv_heads * head_dim
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
-        key, value = row + 4 * head * head_dim, row + 4 * (num_kv_heads + head) * head_dim
+        key, value = row + 4 * head * head_dim, first_value + 4 * head * value_dim
         key_scale = _put_all(key, head_dim, keys, offset, stride, kind)
         values = keys + word(heads, at.KEY_BYTES) + offset * word(heads, at.VALUE_ROW_BYTES)
-        value_scale = _put_all(value, head_dim, values, 0, 1, kind)
+        value_scale = _put_all(value, value_dim, values, 0, 1, kind)
         if kind == "int8":
             scales = keys + word(heads, at.SCALES_AT)
             of_keys, of_values = floats(scales), floats(scales + word(heads, at.SCALE_ROW_BYTES))
@@ -164,9 +165,10 @@ def _store_vector(heads, row, stride, slot, cache):
     """Writes the keys and values of LANES tokens of one block, in float32. row: address of the
     first key head of the first token."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
-    shift = word(heads, at.BLOCK_SHIFT)
+    value_dim, shift = word(heads, at.VALUE_DIM), word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
     block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
+    first_value = row + 4 * num_kv_heads * head_dim
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
         store_transposed(
@@ -175,9 +177,9 @@ def _store_vector(heads, row, stride, slot, cache):
         )  # fmt: skip
         values, row_bytes = keys + word(heads, at.KEY_BYTES), word(heads, at.VALUE_ROW_BYTES)
         for i in range(LANES):
-            source = floats(row + i * stride + 4 * (num_kv_heads + head) * head_dim)
+            source = floats(first_value + i * stride + 4 * head * value_dim)
             target = floats(values + (offset + i) * row_bytes)
-            for j in range(head_dim):
+            for j in range(value_dim):
                 target[j] = source[j]
 
 
@@ -243,7 +245,9 @@ def _store(operands, piece, thread, num_threads, stored, kind):
     num_pairs, is_interleaved = word(operands, 13), word(operands, 14)
     is_behind = word(operands, 16)
     head_dim, num_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_HEADS)
-    num_kv_heads = word(heads, at.NUM_KV_HEADS) if cache != 0 else 0
+    value_dim, num_kv_heads = (
+        word(heads, at.VALUE_DIM), word(heads, at.NUM_KV_HEADS) if cache != 0 else 0,
+    )  # fmt: skip
     chunk = _chunk(num_tokens, num_threads)
     begin, end = piece * chunk, min((piece + 1) * chunk, num_tokens)
     for token in range(begin, end):
@@ -253,7 +257,7 @@ def _store(operands, piece, thread, num_threads, stored, kind):
             _normalise_heads(row, num_heads, head_dim, q_norm, kind)
             _normalise_heads(keys, num_kv_heads, head_dim, k_norm, kind)
         values = keys + 4 * num_kv_heads * head_dim
-        _normalise_heads(values, num_kv_heads, head_dim, v_norm, kind)
+        _normalise_heads(values, num_kv_heads, value_dim, v_norm, kind)
         if num_pairs > 0:
             cos = word(operands, 4) + token * num_pairs * 4
             sin = word(operands, 5) + token * num_pairs * 4

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.float8 import as_stored, to_cache
-from shmllm_kernels.gpu.rotated_heads import NORM_BEFORE, NORM_BEHIND, norm_order, query_factor
+from shmllm_kernels.gpu.rotated_heads import (
+    NORM_BEFORE,
+    NORM_BEHIND,
+    norm_order,
+    normed_value,
+    query_factor,
+)
 from shmllm_kernels.reference.rope_write import HeadNorms, QueryGrowth
 
 HEADS_PER_PROGRAM = 8
@@ -64,6 +70,7 @@ def _rope_write(
     key_ptr,
     value_ptr,
     heads_ptr,
+    new_values_ptr,
     cos_ptr,
     sin_ptr,
     slots_ptr,
@@ -73,6 +80,8 @@ def _rope_write(
     query_head_stride,
     heads_token_stride,
     heads_head_stride,
+    values_token_stride,
+    values_head_stride,
     cos_stride,
     sin_stride,
     cache_block_stride,
@@ -93,6 +102,8 @@ def _rope_write(
     HAS_VALUE_NORM: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -109,7 +120,21 @@ def _rope_write(
     )
     head = first_head * HEADS + tl.arange(0, HEADS)
     present = head < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
-    skipped = tl.where(is_query, 0, tl.where(is_value, NUM_HEADS + NUM_KV_HEADS, NUM_HEADS))
+    block, place = slot // block_size, slot % block_size
+    cached = block * cache_block_stride + place * cache_token_stride
+    cached += head[:, None] * cache_head_stride
+    dtype: tl.constexpr = heads_ptr.dtype.element_ty
+    cache_dtype: tl.constexpr = key_ptr.dtype.element_ty
+    if is_value:
+        dims = tl.arange(0, VALUE_PADDED)
+        mask = present[:, None] & (dims < VALUE_DIM)[None, :]
+        source = new_values_ptr + token * values_token_stride + head[:, None] * values_head_stride
+        value = tl.load(source + dims[None, :], mask=mask, other=0.0).to(tl.float32)
+        value = normed_value(value, eps, HAS_VALUE_NORM, VALUE_DIM)
+        stored_value = stored(value, dtype, cache_dtype)
+        tl.store(value_ptr + cached + dims[None, :], stored_value, mask=mask)
+        return
+
     pairs = tl.arange(0, PAIRS)
     inside = pairs < HALF
     # The elements that are not rotated are pairs, too, behind those that are.
@@ -121,23 +146,9 @@ def _rope_write(
         second_place = tl.where(is_rotated, ROTARY_HALF + pairs, HALF + pairs)
     mask = present[:, None] & inside[None, :]
     source = heads_ptr + token * heads_token_stride
-    source += (skipped + head)[:, None] * heads_head_stride
+    source += (tl.where(is_query, 0, NUM_HEADS) + head)[:, None] * heads_head_stride
     first = tl.load(source + first_place[None, :], mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + second_place[None, :], mask=mask, other=0.0).to(tl.float32)
-    dtype: tl.constexpr = heads_ptr.dtype.element_ty
-    cache_dtype: tl.constexpr = key_ptr.dtype.element_ty
-
-    block, place = slot // block_size, slot % block_size
-    cached = block * cache_block_stride + place * cache_token_stride
-    cached += head[:, None] * cache_head_stride
-    if is_value:
-        if HAS_VALUE_NORM:
-            scale = _scale(first, second, eps, HALF)
-            first, second = first * scale, second * scale
-        values = value_ptr + cached
-        tl.store(values + first_place[None, :], stored(first, dtype, cache_dtype), mask=mask)
-        tl.store(values + second_place[None, :], stored(second, dtype, cache_dtype), mask=mask)
-        return
 
     weight_ptr = query_weight_ptr
     if not is_query:
@@ -184,6 +195,7 @@ def rope_and_write(
     interleaved: bool = False,
     growth: QueryGrowth | None = None,
     positions: Tensor | None = None,
+    values: Tensor | None = None,
 ) -> None:
     """Computes the same as ``reference.rope_write.rope_and_write``, with float32 intermediates.
 
@@ -192,7 +204,7 @@ def rope_and_write(
             have no heads.
         key_cache: [blocks, block_size, num_kv_heads, dim], heads contiguous, any other strides;
             float8_e4m3fn or the dtype of ``heads``.
-        value_cache: the same shape, strides and dtype.
+        value_cache: [blocks, block_size, num_kv_heads, value_dim], the same strides and dtype.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], heads contiguous; float32, float16
             or bfloat16, like all tensors but the caches and ``slots``; or [tokens, num_heads, dim]:
             nothing is written to the cache.
@@ -205,6 +217,8 @@ def rope_and_write(
             halves of the first ``rotary_dim`` elements.
         growth: the factor of rotated queries; None: they have none.
         positions: [tokens] int64, contiguous, read with ``growth``.
+        values: [tokens, num_kv_heads, value_dim], heads contiguous, in the dtype of ``heads``,
+            which are query and key heads then; None: the last ones of ``heads`` are values.
 
     Reads and writes every element of ``heads`` once: 24 KiB for a token of 48 heads of 128; 6 flops
     for each rotated pair, 8 more with norms. One launch a layer: 2 us for one token, 47 us for
@@ -212,10 +226,12 @@ def rope_and_write(
     """
     tokens, num_heads, dim = query.shape
     num_kv_heads = key_cache.shape[2] if heads.shape[1] > num_heads else 0
+    if values is None:
+        heads, values = heads.split_with_sizes([heads.shape[1] - num_kv_heads, num_kv_heads], dim=1)
     tables = heads, heads
     if cos is not None and sin is not None:
         tables = cos.view(tokens, cos.shape[-1]), sin.view(tokens, sin.shape[-1])
-    _check(query, key_cache, value_cache, heads, *tables, slots)
+    _check(query, key_cache, value_cache, heads, values, *tables, slots)
     if growth is not None:
         assert positions is not None, "growth needs positions"
         assert positions.shape == (tokens,), "positions: one per token"
@@ -230,6 +246,7 @@ def rope_and_write(
         as_stored(key_cache, heads.dtype),
         as_stored(value_cache, heads.dtype),
         heads,
+        values,
         *tables,
         slots,
         *weights,
@@ -237,6 +254,8 @@ def rope_and_write(
         query.stride(1),
         heads.stride(0),
         heads.stride(1),
+        values.stride(0),
+        values.stride(1),
         *(table.stride(0) for table in tables),
         *key_cache.stride()[:3],
         key_cache.shape[1],
@@ -254,6 +273,8 @@ def rope_and_write(
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         HEADS=per_program,
         PAIRS=next_power_of_two(dim // 2),
+        VALUE_DIM=value_cache.shape[3],
+        VALUE_PADDED=next_power_of_two(value_cache.shape[3]),
         num_warps=4,
     )
 
@@ -276,22 +297,24 @@ def _check(
     key_cache: Tensor,
     value_cache: Tensor,
     heads: Tensor,
+    values: Tensor,
     cos: Tensor,
     sin: Tensor,
     slots: Tensor,
 ) -> None:
     tokens, num_heads, dim = query.shape
-    most = num_heads + 2 * key_cache.shape[2]
+    num_kv_heads = heads.shape[1] - num_heads
     assert dim % 2 == 0, f"a head of {dim} elements has no halves"
-    assert heads.shape in ((tokens, most, dim), (tokens, num_heads, dim)), (
-        "heads: query, key, value"
-    )
+    assert heads.shape == (tokens, heads.shape[1], dim), "heads: query, key, value"
+    assert num_kv_heads in (0, key_cache.shape[2]), "heads: query, key, value"
+    of_values = tokens, num_kv_heads, value_cache.shape[3]
+    assert not num_kv_heads or values.shape == of_values, "values: one for each kv head"
     assert key_cache.shape[3] == dim, "the cache has heads of another size"
-    assert key_cache.shape == value_cache.shape, "key_cache and value_cache differ in shape"
+    assert key_cache.shape[:3] == value_cache.shape[:3], "key_cache and value_cache differ in shape"
     assert key_cache.stride() == value_cache.stride(), "key_cache and value_cache differ in strides"
-    for tensor in (query, key_cache, value_cache, heads, cos, sin):
+    for tensor in (query, key_cache, value_cache, heads, values, cos, sin):
         assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
-    for tensor in (query, cos, sin):
+    for tensor in (query, values, cos, sin):
         assert tensor.dtype is heads.dtype, "all floating tensors have one dtype"
     assert key_cache.dtype is value_cache.dtype, "key_cache and value_cache differ in dtype"
     assert slots.shape == (tokens,), "slots: one per token"

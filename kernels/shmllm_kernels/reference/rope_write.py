@@ -56,6 +56,7 @@ def rope_and_write(
     interleaved: bool = False,
     growth: QueryGrowth | None = None,
     positions: Tensor | None = None,
+    values: Tensor | None = None,
 ) -> None:
     """Normalises and rotates the heads of a step's tokens and writes keys and values to the cache.
 
@@ -66,7 +67,7 @@ def rope_and_write(
         query: [tokens, num_heads, dim]; gets the rotated query heads.
         key_cache: [blocks, block_size, num_kv_heads, dim]; gets the rotated keys, in the dtype of
             ``heads`` or rounded to float8_e4m3fn.
-        value_cache: the same shape; gets the values.
+        value_cache: [blocks, block_size, num_kv_heads, value_dim]; gets the values.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim]: query, key and value heads; or
             [tokens, num_heads, dim]: nothing is written to the cache.
         cos: [tokens, 1, rotary_dim], see ``reference.rope``; None: nothing is rotated.
@@ -76,11 +77,14 @@ def rope_and_write(
         interleaved: see ``reference.rope``.
         growth: the factor of rotated queries; None: they have none.
         positions: [tokens] int64, read with ``growth``.
+        values: [tokens, num_kv_heads, value_dim], value heads, where ``heads`` are query and key
+            heads; None: the last ones of ``heads`` are values.
     """
-    num_heads = query.shape[1]
-    num_kv_heads = (heads.shape[1] - num_heads) // 2
-    sizes = [num_heads, num_kv_heads, num_kv_heads]
-    rotated, key, value = heads.split_with_sizes(sizes, dim=1)
+    num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
+    stores = heads.shape[1] > num_heads
+    if values is None:
+        values = heads[:, num_heads + num_kv_heads :]
+    rotated, key, value = heads[:, :num_heads], heads[:, num_heads:][:, :num_kv_heads], values
     if norms is not None and norms.has_values:
         value = _normalise(value, torch.ones_like(value[0, 0]), norms.eps, 0.0)
     if norms is not None and not norms.is_behind:
@@ -92,8 +96,13 @@ def rope_and_write(
     if growth is not None and positions is not None:
         rotated = rotated * query_factors(positions, growth)[:, None, None].to(rotated.dtype)
     query.copy_(rotated)
-    if not num_kv_heads:
-        return
+    if stores:
+        _write(key_cache, value_cache, key, value, slots)
+
+
+def _write(
+    key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor
+) -> None:
     stored = slots >= 0
     blocks, places = slots[stored] // key_cache.shape[1], slots[stored] % key_cache.shape[1]
     for cache, part in ((key_cache, key), (value_cache, value)):

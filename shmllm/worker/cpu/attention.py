@@ -128,7 +128,7 @@ class AttentionOps:
         kinds = layout.stored, dtype_name(attention.dtype)
         self._record("store_heads", STORE_HEADS[kinds], *source, *self._storing(attention, cache))
         if spec.growth is not None:
-            record_growth(self._program, self._inputs, qkv, spec.width, spec.growth)
+            record_growth(self._program, self._inputs, qkv, spec.query_width, spec.growth)
         requests = self._requests[cache.group, Division.of(spec)]
         operands = [
             requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
@@ -164,7 +164,7 @@ class AttentionOps:
         if not attention.spec.value_norm:
             return None
         if self._ones is None:
-            widest = max(each.head_dim for each in self._config.attentions)
+            widest = max(each.value_head_dim for each in self._config.attentions)
             self._ones = torch.ones(widest, dtype=attention.dtype)
         return self._ones
 

@@ -32,7 +32,9 @@ class EncodedPrefixes:
         self._slots: LongArray = np.zeros((cache.num_groups, config.num_encoded), np.int64)
         sources = sorted(set(config.kv_sources.values()))
         layouts = [head_layout(cache.layers[layer]) for layer in sources]
-        self._widths = [2 * layout.num_kv_heads * layout.head_dim for layout in layouts]
+        self._widths = [
+            layout.num_kv_heads * (layout.head_dim + layout.value_dim) for layout in layouts
+        ]
         self._rows = torch.empty(config.num_encoded, max(self._widths), dtype=torch.float32)
         for layer in sources:
             self._record(cache, layer, dtype_name(dtype))

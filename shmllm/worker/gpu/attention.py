@@ -107,10 +107,14 @@ class AttentionOps:
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         """See `models.ops.Ops.attend`."""
         spec, num_tokens = attention.spec, len(qkv)
-        rows = qkv.unflatten(1, (-1, spec.head_dim))
-        num_stored = 2 * spec.num_kv_heads if spec.source is None else 0
-        heads = rows[:, : spec.num_heads + num_stored]
-        gates = rows[:, spec.num_heads + num_stored :] if spec.gated else None
+        widths = [spec.key_width, spec.value_width] if spec.source is None else [0, 0]
+        widths = [spec.query_width + widths[0], widths[1], spec.width if spec.gated else 0]
+        of_heads, of_values, of_gates = qkv.split_with_sizes(widths, dim=1)
+        heads = of_heads.unflatten(1, (-1, spec.head_dim))
+        values, gates = (
+            part.unflatten(1, (-1, spec.value_head_dim)) if part.shape[1] else None
+            for part in (of_values, of_gates)
+        )
         most = self._step.launches[HeadShape.of(spec)].max_tokens
         # An item that a request's last known token belongs to does not go on in that step. What an
         # encoder has computed is the context of one token, and of each of several.
@@ -126,14 +130,15 @@ class AttentionOps:
             None if spec.growth is None else QueryGrowth(*spec.growth),
         )
         out = self._buffers.attended(spec.width)[:num_tokens]
-        attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
+        attended = out.view(num_tokens, spec.num_heads, spec.value_head_dim)
         if is_one_launch:
-            attend = partial(self._attend_decodes, attended, heads, gates, attention, rotation)
+            parts = heads, values, gates
+            attend = partial(self._attend_decodes, attended, *parts, attention, rotation)
             self._step.launch(attend)
             return out
         query = heads[:, : spec.num_heads]  # rotated in place
         if rotation.changes_some or spec.source is None:
-            self._rotate_and_write(query, heads, attention, rotation)
+            self._rotate_and_write(query, heads, values, attention, rotation)
         self._step.launch(partial(self._attend, attended, query, attention))
         if gates is not None:
             attended.mul_(gates.sigmoid_())
@@ -148,9 +153,9 @@ class AttentionOps:
         if q_norm is None:
             return None
         if spec.qk_norm == "row" and not is_one_launch:
-            self._norm(qkv[:, : spec.width], q_norm)
+            self._norm(qkv[:, : spec.query_width], q_norm)
             if k_norm is not None:
-                self._norm(qkv[:, spec.width : spec.width + spec.kv_width], k_norm)
+                self._norm(qkv[:, spec.query_width :][:, : spec.key_width], k_norm)
             return None
         of_keys = None if k_norm is None else k_norm.weight
         kind = q_norm.spec
@@ -159,7 +164,12 @@ class AttentionOps:
         )
 
     def _rotate_and_write(
-        self, query: Tensor, heads: Tensor, attention: AttentionHeads, rotation: _Heads
+        self,
+        query: Tensor,
+        heads: Tensor,
+        new_values: Tensor | None,
+        attention: AttentionHeads,
+        rotation: _Heads,
     ) -> None:
         group, keys, values = self._cache.layers[attention.layer]
         slots = self._inputs.step.slots[group, : len(heads)]
@@ -175,12 +185,14 @@ class AttentionOps:
             rotation.interleaved,
             rotation.growth,
             self._inputs.step.positions[: len(heads)],
+            new_values,
         )
 
     def _attend_decodes(
         self,
         out: Tensor,
         heads: Tensor,
+        new_values: Tensor | None,
         gates: Tensor | None,
         attention: AttentionHeads,
         rotation: _Heads,
@@ -222,6 +234,7 @@ class AttentionOps:
             growth=rotation.growth,
             ahead=self._ahead.get(attention.layer) if self._step.is_few else None,
             sees_new=not is_encoded,
+            values=new_values,
         )
 
     def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:

@@ -71,7 +71,7 @@ def check_model(
         )
     check_kv_dtype(load, dtype)
     check_features(config, "the GPU", UNSUPPORTED)
-    widest = max((each.head_dim for each in config.attentions), default=0)
+    widest = max((max(each.head_dim, each.value_head_dim) for each in config.attentions), default=0)
     if any(each.rank > MAX_RANK for each in config.latent_attentions):
         raise EngineStartError(
             f"latents of more than {MAX_RANK} elements are too large for the GPU's attention: "
