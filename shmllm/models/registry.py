@@ -97,6 +97,7 @@ ARCHITECTURES: dict[str, str] = {
     "MambaForCausalLM": "mamba",
     "MellumForCausalLM": "mellum",
     "MiMoForCausalLM": "mimo",
+    "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "MiniCPM3ForCausalLM": "minicpm3",
     "MiniCPMForCausalLM": "minicpm",
     "MiniMaxM2ForCausalLM": "minimax_m2",

@@ -185,6 +185,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mellum": EXPERTS | {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "minicpm3": {name: LATENT[name] for name in LATENT if "moe" not in name}
     | {"num_key_value_heads": 4, "q_lora_rank": 40},
+    "mimo_v2_flash": {
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "sliding_window": 5,
+        "layer_types": LAYER_TYPES,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+    },
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3}
     | {"head_dim": 16, "rotary_dim": 8},
     "hunyuan_v1_dense": {"head_dim": 16},

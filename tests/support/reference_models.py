@@ -223,6 +223,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 16, "sliding_window": 48}
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "mimo_v2_flash": (
+        "MiMoV2Flash",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "sliding_window": 48,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "minicpm3": (
         "MiniCPM3",
         {name: LATENT[name] for name in LATENT if name.endswith(("rank", "dim", "heads"))},
@@ -366,7 +379,7 @@ WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
-    *("dots1", "phimoe", "dbrx"),
+    *("dots1", "phimoe", "dbrx", "mimo_v2_flash"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -376,7 +389,7 @@ NOT_IN_GGUF = (
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
-    *("exaone", "internlm3"),
+    *("exaone", "internlm3", "mimo_v2_flash"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3", "mistral4")

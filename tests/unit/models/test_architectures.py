@@ -108,7 +108,7 @@ HYBRID: dict[str, Any] = {
     "mamba_n_groups": 2,
     "mamba_d_state": 20,
 }
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 GRANITE: dict[str, Any] = HYBRID | {
     "layer_types": [LINEAR, FULL, LINEAR, LINEAR],
     "num_local_experts": 6,
@@ -188,6 +188,18 @@ AFMOE: dict[str, Any] = EXPERTS | {
     "sliding_window": 7,
     "route_scale": 2.5,
     "mup_enabled": True,
+}
+HALF_YARN = YARN_ROPE | {"partial_rotary_factor": 0.5}
+MIMO: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 3,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": 7,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
 }
 MINIMAX: dict[str, Any] = {
     "num_local_experts": 6,
@@ -757,6 +769,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
         | {"rope_parameters": MSCALE_ROPE},
     ),
+    "mimo-v2-flash": ("mimo_v2_flash", MIMO),
+    "mimo-v2-flash-all-experts": (
+        "mimo_v2_flash",
+        MIMO
+        | {"num_experts_per_tok": 6, "n_group": 2, "topk_group": 2, "norm_topk_prob": False}
+        | {"attention_value_scale": None, "attention_bias": True, "routed_scaling_factor": 2.5}
+        | {"mlp_layer_types": ["sparse", "dense"] * 2, "head_dim": 8, "v_head_dim": 14}
+        | {"num_key_value_heads": 1, "rope_parameters": {FULL: ROPE, SLIDING: HALF_YARN}},
+    ),
     "minimax-m2": ("minimax_m2", MINIMAX),
     "minimax-m2-all-experts": (
         "minimax_m2",
@@ -950,6 +971,7 @@ VARIANTS_OF_ROUTERS = {
     "hy-v3-all-experts",
     "mellum-all-experts",
     "hunyuan-moe-all-experts",
+    "mimo-v2-flash-all-experts",
     "minimax-m2-all-experts",
     "mistral4-all-experts",
     "phimoe-all-experts",
@@ -1012,6 +1034,7 @@ BFLOAT16 = [
     "llama4-all-experts",
     "mellum-all-experts",
     "minicpm3",
+    "mimo-v2-flash-all-experts",
     "minimax-m2-all-experts",
     "ministral",
     "ministral3",

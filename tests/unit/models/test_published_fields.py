@@ -19,10 +19,11 @@ from support.model_helpers import (
     reference_model,
     save,
 )
-from transformers import Mistral3Config
+from transformers import MiMoV2FlashConfig, Mistral3Config
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.specs import MoESpec
 
 TOKENS = [5, 9, 17, 40, 3, 8]
 SIZES = {
@@ -147,3 +148,62 @@ def test_mistral3_is_tied_where_nothing_says_so(tmp_path: Path) -> None:
     text["tie_word_embeddings"] = False
     config = read(tmp_path, "Mistral3ForConditionalGeneration", text_config=text)
     assert not config.tie_word_embeddings
+
+
+def test_mimo_v2_flash_as_its_authors_write_it(tmp_path: Path) -> None:
+    fields = {
+        "model_type": "mimo_v2_flash",
+        "add_full_attention_sink_bias": False,
+        "add_swa_attention_sink_bias": True,
+        "attention_bias": False,
+        "attention_chunk_size": 128,
+        "attention_value_scale": 0.707,
+        "head_dim": 192,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "hybrid_block_size": None,
+        "hybrid_layer_pattern": [0, 1, 1, 0],
+        "intermediate_size": 16384,
+        "layernorm_epsilon": 1e-05,
+        "max_position_embeddings": 262144,
+        "moe_intermediate_size": 2048,
+        "moe_layer_freq": [0, 1, 1, 1],
+        "n_group": 1,
+        "n_routed_experts": 256,
+        "n_shared_experts": None,
+        "norm_topk_prob": True,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.334,
+        "rope_theta": 5000000,
+        "routed_scaling_factor": None,
+        "scoring_func": "sigmoid",
+        "sliding_window": 128,
+        "sliding_window_size": 128,
+        "swa_head_dim": 192,
+        "swa_num_attention_heads": 64,
+        "swa_num_key_value_heads": 8,
+        "swa_rope_theta": 10000,
+        "swa_v_head_dim": 128,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 128,
+        "vocab_size": 152576,
+    }
+    config = read(tmp_path, "MiMoV2FlashForCausalLM", **fields)
+    full, local, *_ = config.attentions
+    assert config.attentions == (full, local, local, full)
+    assert [(each.num_heads, each.num_kv_heads) for each in (full, local)] == [(64, 4), (64, 8)]
+    assert [(each.window, each.sinks) for each in (full, local)] == [(None, False), (129, True)]
+    assert {(each.head_dim, each.value_dim) for each in (full, local)} == {(192, 128)}
+    assert {each.output_scale for each in (full, local)} == {0.707}
+    assert [(each.theta, each.rotary_dim) for each in config.ropes] == [(5e6, 64), (1e4, 64)]
+    assert [isinstance(each, MoESpec) for each in config.feed_forwards] == [False, *[True] * 3]
+    assert config.norm.eps == 1e-5
+    own = {"swa_num_key_value_heads": 16, "swa_head_dim": 96, "swa_v_head_dim": 64}
+    other = read(tmp_path, "MiMoV2FlashForCausalLM", **fields | own).attentions[1]
+    assert (other.num_kv_heads, other.head_dim, other.value_dim) == (16, 96, 64)
+    assert other.scale == 96**-0.5
+    assert MiMoV2FlashConfig(**fields).sliding_window == local.window
