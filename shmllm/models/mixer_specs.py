@@ -21,7 +21,7 @@ from shmllm.models.recurrent_specs import (
 from shmllm.models.rope_config import RopeConfig
 from shmllm_kernels.windows import Window
 
-QKNorm = Literal["head", "row"]
+QKNorm = Literal["head", "each", "row"]
 
 
 class Reach(Enum):
@@ -98,9 +98,9 @@ class AttentionSpec:
         scale: the factor of the scores.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: whether each head has a weight that joins the softmax's denominator.
-        qk_norm: which norm queries and keys have: None, one over each "head", or one over the "row"
-            of all heads side by side.
-        norms_rotated: whether that of each head is behind the rotation, and not before it.
+        qk_norm: which norm queries and keys have: None, one over each "head", one over "each" with
+            weights of its own, or one over the "row" of all heads side by side.
+        norms_rotated: whether those of heads are behind the rotation, and not before it.
         norms_have_weights: whether the norms of queries and keys have weights.
         growth: the factor of queries behind their rotation; None: they have none.
         clip: the bound of the numbers of queries, keys and values on both sides, before their norms

@@ -18,7 +18,7 @@ from torch import Tensor
 from shmllm.models.build import without_memory
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocation, Dimension, sizes_of
-from shmllm.models.matrices import Destination, StackedMatrix, parts_of
+from shmllm.models.matrices import Destination, Elsewhere, StackedMatrix, parts_of
 from shmllm.models.shard import Shard
 from shmllm.models.shares import Division, Share
 
@@ -118,6 +118,8 @@ def _share(
     whole: Destination,
     own: Destination,
 ) -> Share:
+    if isinstance(own, Elsewhere):  # of the rows of another rank
+        return Share(own.shape, [torch.arange(size) for size in own.shape])
     if isinstance(whole, StackedMatrix) and isinstance(own, StackedMatrix):
         return _share(source, target, maps, whole.own, own.own)
     if isinstance(whole, Tensor) and isinstance(own, Tensor):

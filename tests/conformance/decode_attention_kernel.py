@@ -43,10 +43,11 @@ class Decodes:
         counts: the number of new tokens of each request; None: one each.
         max_tokens: the most that a request may have.
         rotary_dim: how many elements of a head are rotated; None: nothing is.
-        norm: "", "offset", "values", which is a norm of queries, keys and values, or "behind" the
-            rotation.
+        norm: "", "offset", "values", which is a norm of queries, keys and values, "behind" the
+            rotation, or "layer", a LayerNorm before it.
         growth: the factor of rotated queries.
         over_row: whether the norms of queries and keys are those of all heads side by side.
+        over_each: whether each head has weights of its own.
         gated: whether the output is multiplied by sigmoids of gates.
         padding: the number of padded requests, and of padded tokens.
         has_float8: whether keys and values are in FP8.
@@ -65,6 +66,7 @@ class Decodes:
     norm: str | None = None
     growth: QueryGrowth | None = None
     over_row: bool = False
+    over_each: bool = False
     gated: bool = False
     window: Window | None = None
     soft_cap: float | None = None
@@ -139,10 +141,13 @@ class Step:
             self.cos[case.tokens :] = self.sin[case.tokens :] = torch.nan
         self.norms = None
         if case.norm is not None:
-            counts = (case.heads, case.kv_heads) if case.over_row else (1, 1)
-            weights = (draw.normal(count * case.dim, dtype=dtype) for count in counts)
+            has_own = case.over_row or case.over_each
+            counts = (case.heads, case.kv_heads) if has_own else (1, 1)
+            weights = [draw.normal(count * case.dim, dtype=dtype) for count in counts]
+            if case.over_each:
+                weights = [weight.unflatten(0, (-1, case.dim)) for weight in weights]
             offset = 1.0 if case.norm == "offset" else 0.0
-            kinds = case.norm == "values", case.norm == "behind"
+            kinds = case.norm == "values", case.norm == "behind", case.norm == "layer"
             self.norms = HeadNorms(*weights, EPS, offset, *kinds)
         self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
         self.scale = 1.3 * case.dim**-0.5
@@ -243,6 +248,17 @@ class DecodeAttentionConformance:
     def test_norms_of_all_heads(self, draw, dtype, norm, rotary_dim, interleaved, new):
         options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
         Step(draw, dtype, Decodes((9, 3), dim=24, over_row=True, **options, **new)).check()
+
+    @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
+    @pytest.mark.parametrize("norm", ["", "layer", "behind"])
+    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(None, False), (24, False), (8, True)])
+    @pytest.mark.parametrize("over_each", [False, True])
+    def test_norms_of_each_head(self, draw, dtype, norm, rotary_dim, interleaved, new, over_each):
+        options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
+        case = Decodes((9, 3), dim=24, heads=6, over_each=over_each, **options, **new)
+        step = Step(draw, dtype, case)
+        step.heads += 0.5
+        step.check()
 
     @pytest.mark.parametrize(
         ("all_heads", "max_tokens", "splits"),

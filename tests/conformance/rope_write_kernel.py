@@ -136,6 +136,26 @@ class RopeWriteConformance:
         step.check(tolerances(dtype))
         assert step.cache.isnan().all()
 
+    @pytest.mark.parametrize("is_centered", [False, True])
+    @pytest.mark.parametrize("is_behind", [False, True])
+    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(24, False), (8, True)])
+    def test_weights_of_each_head(
+        self, draw, dtype, rotary_dim, interleaved, is_behind, is_centered
+    ):
+        step = Step(draw, dtype, 3, 9, 3, 24, 8, 6, True, 0.0, rotary_dim, interleaved)
+        weights = {"query": draw.normal(9, 24, dtype=dtype), "key": draw.normal(3, 24, dtype=dtype)}
+        kinds = {"is_behind": is_behind, "is_centered": is_centered}
+        step.norms = step.norms._replace(**weights, **kinds)
+        step.heads += 0.5
+        step.check(tolerances(dtype))
+
+    @pytest.mark.parametrize("offset", [0.0, 1.0])
+    def test_layer_norms(self, draw, dtype, offset):
+        step = Step(draw, dtype, 3, 4, 2, 24, has_norms=True, offset=offset, rotary_dim=8)
+        step.norms = step.norms._replace(is_centered=True, has_values=True)
+        step.heads += 0.5
+        step.check(tolerances(dtype))
+
     @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(8, False), (24, True), (8, True)])
     def test_a_part_of_each_head_and_neighbours(self, draw, dtype, rotary_dim, interleaved):
         step = Step(

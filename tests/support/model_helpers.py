@@ -249,6 +249,10 @@ STATE_PARAMETERS = (
 streams."""
 
 
+HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
+"""Norms that have weights of their own for each head."""
+
+
 def reference_model(
     family: str, scale: float = 1.0, dtype: str = "float32", **options: Any
 ) -> PreTrainedModel:
@@ -259,7 +263,7 @@ def reference_model(
     model = model_of(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            is_norm = "norm" in name and parameter.ndim == 1
+            is_norm = "norm" in name and (parameter.ndim == 1 or name.endswith(HEAD_NORMS))
             if is_norm or ".ln_" in name or name.endswith("scale"):
                 parameter.normal_(1.0, 0.2)
             elif name.endswith(STATE_PARAMETERS):

@@ -7,7 +7,7 @@ the cache, if the layer has its own.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from shmllm_kernels.cpu.memory import (
     put_number,
     word,
 )
+from shmllm_kernels.cpu.norms import mean_of
 from shmllm_kernels.cpu.rounding import (
     LARGEST,
     inverse_scale,
@@ -46,8 +47,9 @@ class Norm(NamedTuple):
 
     weight: int  # address, or 0
     eps: float
-    offset: float
-    is_wide: int  # whether it is over all heads side by side
+    offset: Any  # float32
+    extent: int  # 0: over each head; 1: over all side by side; 2: over each, with own weights
+    is_centered: int  # whether it is a LayerNorm, and no RMSNorm
 
 
 @emitted
@@ -65,12 +67,17 @@ def sum_of_squares(builder, address, count):
 
 
 @compiled
-def _normalise(row, width, weight, eps, offset, kind):
+def _normalise(row, width, norm, first, kind):
+    """Normalises a part of a row. first: the index of its first weight."""
     values = floats(row)
+    if norm.is_centered != 0:
+        center = mean_of(row, width)
+        for i in range(width):
+            values[i] -= center
     mean = sum_of_squares(row, width) / np.float32(width)
-    scale = np.float32(1.0) / np.sqrt(mean + eps)
+    scale = np.float32(1.0) / np.sqrt(mean + norm.eps)
     for i in range(width):
-        values[i] = values[i] * scale * (number(weight, i, kind) + offset)
+        values[i] = values[i] * scale * (number(norm.weight, first + i, kind) + norm.offset)
 
 
 @compiled
@@ -78,9 +85,9 @@ def _normalise_heads(row, num_heads, head_dim, norm, kind):
     """Normalises each head, or all heads side by side. row: address of the first."""
     if norm.weight != 0:
         count = num_heads * head_dim
-        width = count if norm.is_wide != 0 else head_dim
+        width = count if norm.extent == 1 else head_dim
         for first in range(0, count, width):
-            _normalise(row + 4 * first, width, norm.weight, norm.eps, norm.offset, kind)
+            _normalise(row + 4 * first, width, norm, first if norm.extent == 2 else 0, kind)
 
 
 @compiled
@@ -231,17 +238,18 @@ def _pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _norm(operands, weight):
+def _norm(operands, weight, extent, is_centered):
     eps, offset = float_of_word(word(operands, 10)), float_of_word(word(operands, 11))
-    return Norm(weight, eps, offset, word(operands, 12))
+    return Norm(weight, eps, offset, extent, is_centered)
 
 
 @compiled
 def _store(operands, piece, thread, num_threads, stored, kind):
     num_tokens, heads = word(word(operands, 0), 0), word(operands, 1)
     qkv, qkv_stride, cache = word(operands, 2), word(operands, 3), word(operands, 7)
-    q_norm, k_norm = _norm(operands, word(operands, 8)), _norm(operands, word(operands, 9))
-    v_norm = _norm(operands, word(operands, 15))
+    q_norm = _norm(operands, word(operands, 8), word(operands, 12), word(operands, 17))
+    k_norm = _norm(operands, word(operands, 9), word(operands, 12), word(operands, 17))
+    v_norm = Norm(word(operands, 15), q_norm.eps, np.float32(0.0), 0, 0)
     num_pairs, is_interleaved = word(operands, 13), word(operands, 14)
     is_behind = word(operands, 16)
     head_dim, num_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_HEADS)
@@ -288,11 +296,13 @@ Operands (addresses; strides in bytes):
     7  the layer's cache, see `CacheLayout`; 0: the layer has no keys and values of its own
     8  q_norm, 9  k_norm: the norms' weights, or 0 if the model has none
     10 eps of these norms, and 11 the offset of their weights, numbers from `word_of_float`
-    12 0: a norm is over one head, weights [head_dim]; 1: over all query heads or all key heads
-       side by side, weights [heads, head_dim] (a number)
+    12 0: a norm of queries or keys is over one head, weights [head_dim]; 1: over all query heads or
+       all key heads side by side, weights [heads, head_dim]; 2: over one head, weights
+       [heads, head_dim] (a number)
     13 pairs: the number of pairs that are rotated in each head, which are its first elements; 0:
        none, and cos and sin are not read (a number)
     14 0: element i belongs to element i + pairs; 1: element 2 i to element 2 i + 1 (a number)
-    15 v_norm: the weights of the values' norm, or 0 if the model has none
+    15 v_norm: the weights of the values' norm, an RMSNorm over one head; or 0 if there is none
     16 0: queries and keys are normalised before the rotation; 1: behind it (a number)
+    17 0: their norms are RMSNorms; 1: LayerNorms without a bias (a number)
 """

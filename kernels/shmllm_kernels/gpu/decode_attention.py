@@ -96,8 +96,9 @@ def decode_attention(
         cos: [tokens, rotary_dim], the last dimension contiguous. Only the second half is read.
             None: nothing is rotated.
         sin: as ``cos``.
-        norms: norms of each head, with weights of [dim], or of all heads side by side, with weights
-            of [num_heads * dim] and [num_kv_heads * dim]; None: heads have none.
+        norms: norms of each head, with weights of [dim], or [num_heads, dim] and
+            [num_kv_heads, dim], or of all heads side by side, with weights of [num_heads * dim] and
+            [num_kv_heads * dim]; None: heads have none.
         interleaved: whether neighbouring elements are rotated together.
         num_splits: the number of parts that each context is split into; a power of two.
         scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits, whose
@@ -162,14 +163,11 @@ def decode_attention(
     of_cos, of_sin = (slots, slots) if cos is None or sin is None else (cos, sin)
     assert norms is None or norms.key is not None or not has_keys, "keys have a norm, too"
     assert sees_new or (max_tokens == 1 and not has_keys), "one token attends to others alone"
-    is_of_head = norms is None or norms.query.shape == (dim,)
-    assert norms is None or is_of_head or not norms.is_behind, (
-        "a norm behind the rotation is one over each head"
-    )
-    sizes = (dim, dim) if is_of_head else (num_heads * dim, num_kv_heads * dim)
-    if norms is not None and norms.key is None:
-        sizes = sizes[0], sizes[0]  # the queries' weight stands for what is not read
-    query_weight, key_weight = weights_of(norms, sizes, heads)
+    is_of_head = norms is None or norms.query.dim() == 2 or norms.query.shape == (dim,)
+    if norms is not None and not is_of_head:
+        assert not norms.is_behind, "a norm behind the rotation is one over each head"
+        assert not norms.is_centered, "a LayerNorm is one over each head"
+    query_weight, key_weight = weights_of(norms, (num_heads, num_kv_heads), dim, heads)
     block_stride, token_stride, kv_head_stride, _ = key_cache.stride()
     attend_decodes[(requests * num_kv_heads, num_splits)](
         LayerHeads(
@@ -214,7 +212,9 @@ def decode_attention(
         ROTARY_HALF=0 if cos is None else cos.shape[-1] // 2,
         IS_INTERLEAVED=interleaved,
         NORM=norm_order(norms),
-        HAS_OFFSET=norms is not None and norms.offset != 0,
+        ROUNDS_ONCE=norms is not None and norms.rounds_once,
+        IS_CENTERED=norms is not None and norms.is_centered,
+        HAS_OWN_NORMS=norms is not None and norms.query.shape != (dim,),
         NORM_TOKENS=0 if is_of_head else next_power_of_two(max_tokens),
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         BLOCK_SIZE=key_cache.shape[1],

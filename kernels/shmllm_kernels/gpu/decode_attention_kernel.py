@@ -84,7 +84,8 @@ def attend_part(
     part, layer, strides, numbers, window, memory, gates, growth, ahead, meeting,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, NORM_TOKENS: tl.constexpr, HAS_VALUE_NORM: tl.constexpr,
+    ROUNDS_ONCE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_OWN_NORMS: tl.constexpr,
+    NORM_TOKENS: tl.constexpr, HAS_VALUE_NORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
@@ -115,8 +116,8 @@ def attend_part(
     new = tl.arange(0, NEW_KEYS)
     is_new = new < query_len
     partner, pair, is_second = partners(ROTARY_HALF, IS_INTERLEAVED, DIM_PADDED)
-    query_heads = query_heads_with_norms(rows, kv_head, NORM_TOKENS, HEADS_PER_KV)
-    key_heads = key_head_with_norm(kv_head, NORM_TOKENS)
+    query_heads = query_heads_with_norms(rows, kv_head, HAS_OWN_NORMS, HEADS_PER_KV)
+    key_heads = key_head_with_norm(kv_head, HAS_OWN_NORMS)
     query_weights = load_weights(
         layer.query_weight, query_heads, partner, numbers.offset, NORM, ROTARY_HALF, DIM,
         DIM_PADDED,
@@ -179,7 +180,7 @@ def attend_part(
     )
     query = rotated(
         query, other_query, *query_weights, query_scale, *of_rows, numbers.eps, dtype, ROTARY_HALF,
-        NORM, HAS_OFFSET, DIM,
+        NORM, ROUNDS_ONCE, IS_CENTERED, DIM,
     )  # fmt: skip
     if growth is not None:
         query *= query_factor(position + rows // HEADS_PER_KV, growth)[:, None]
@@ -192,7 +193,7 @@ def attend_part(
         )  # fmt: skip
         key = rotated(
             key, other_key, *key_weights, key_scale, cos, sin, numbers.eps, dtype, ROTARY_HALF,
-            NORM, HAS_OFFSET, DIM,
+            NORM, ROUNDS_ONCE, IS_CENTERED, DIM,
         )  # fmt: skip
         cache_dtype: tl.constexpr = layer.key_cache.dtype.element_ty
         new_key = stored(key, dtype, cache_dtype)
@@ -273,7 +274,9 @@ def attend_decodes(
     ROTARY_HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
+    ROUNDS_ONCE: tl.constexpr,
+    IS_CENTERED: tl.constexpr,
+    HAS_OWN_NORMS: tl.constexpr,
     NORM_TOKENS: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
@@ -309,8 +312,9 @@ def attend_decodes(
         return
     attend_part(
         part, layer, strides, numbers, window, memory, gates, growth, ahead, None,
-        HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, NORM, HAS_OFFSET,
-        NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
+        HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, NORM, ROUNDS_ONCE,
+        IS_CENTERED, HAS_OWN_NORMS, NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS,
+        HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
         TILE, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE,
         HAS_KEYS, LOADS_FIRST, IS_DEPENDENT, SEES_NEW,
     )  # fmt: skip

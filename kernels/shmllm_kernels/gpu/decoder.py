@@ -297,7 +297,7 @@ def run_layers(
         ROTARY_HALF=0 if first.cos is None else first.cos.shape[-1] // 2,
         IS_INTERLEAVED=numbers.interleaved,
         NORM=NORM_BEFORE.value if first.query_norm is not None else 0,
-        HAS_OFFSET=numbers.head_offset != 0,
+        ROUNDS_ONCE=numbers.head_offset != 0,
         BLOCK_SIZE=first.keys.shape[1],
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -125,7 +125,7 @@ def _layer(table, index, streams, like, VALUES_AT: tl.constexpr):
 def _attend(
     heads, window, requests, step, strides, numbers, memory, meeting,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, ROTARY_HALF: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr, NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr, NORM: tl.constexpr, ROUNDS_ONCE: tl.constexpr,
     NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
@@ -143,7 +143,8 @@ def _attend(
         if not part.is_idle:
             attend_part(
                 part, heads, strides, numbers, window, memory, None, None, None, meeting,
-                HAS_WINDOW, HAS_CAP, False, ROTARY_HALF, IS_INTERLEAVED, NORM, HAS_OFFSET, 0,
+                HAS_WINDOW, HAS_CAP, False, ROTARY_HALF, IS_INTERLEAVED, NORM, ROUNDS_ONCE, False,
+                False, 0,
                 False, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
                 DIM_PADDED, VALUE_DIM, VALUE_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True,
                 True, False, True,
@@ -183,7 +184,7 @@ def decode_layers(
     ROTARY_HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
+    ROUNDS_ONCE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEADS_PER_KV: tl.constexpr,
@@ -236,7 +237,7 @@ def decode_layers(
         _attend(
             layer.heads, layer.window, sizes.requests, step, strides, numbers, memory,
             Meeting(counters, arrivals), HAS_WINDOW, HAS_CAP, ROTARY_HALF, IS_INTERLEAVED,
-            NORM, HAS_OFFSET, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
+            NORM, ROUNDS_ONCE, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
             TILE, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, MAX_TOKENS, NEW_KEYS, FEWEST_KEYS,
             HEADS_AT_ONCE,
         )  # fmt: skip

@@ -27,6 +27,12 @@ _FLOAT16_MAX = tl.constexpr(65504.0)
 
 
 @triton.jit
+def _mean(first, second, HALF: tl.constexpr):
+    """Returns the means of heads, which are given as pairs of elements."""
+    return ((tl.sum(first, axis=1) + tl.sum(second, axis=1)) / (2 * HALF))[:, None]
+
+
+@triton.jit
 def _scale(first, second, eps, HALF: tl.constexpr):
     """Returns what RMSNorm multiplies heads by, which are given as pairs of elements."""
     squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
@@ -35,20 +41,24 @@ def _scale(first, second, eps, HALF: tl.constexpr):
 
 @triton.jit
 def _normed(
-    first, second, weight_ptr, first_place, second_place, inside, eps, offset, dtype: tl.constexpr,
-    HALF: tl.constexpr, HAS_NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    first, second, weights, first_place, second_place, inside, eps, offset, dtype: tl.constexpr,
+    HALF: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_ONCE: tl.constexpr,
+    IS_CENTERED: tl.constexpr,
 ):  # fmt: skip
-    """Applies RMSNorm, if there is one, to heads given as pairs of elements, and rounds where the
-    reference does."""
+    """Applies a norm, if there is one, to heads given as pairs of elements, and rounds where the
+    reference does. weights: pointers to those of each head, [heads, 1], or of all, [1, 1]."""
     if HAS_NORM:
         first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+        if IS_CENTERED:
+            mean = _mean(first, second, HALF)
+            first = tl.where(inside[None, :], first - mean, 0.0)
+            second = tl.where(inside[None, :], second - mean, 0.0)
         scale = _scale(first, second, eps, HALF)
-        low = tl.load(weight_ptr + first_place, mask=inside, other=0.0).to(tl.float32)[None, :]
-        high = tl.load(weight_ptr + second_place, mask=inside, other=0.0).to(tl.float32)[None, :]
+        low = tl.load(weights + first_place[None, :], mask=inside[None, :], other=0.0)
+        high = tl.load(weights + second_place[None, :], mask=inside[None, :], other=0.0)
+        low, high = low.to(tl.float32) + offset, high.to(tl.float32) + offset
         first, second = first * scale, second * scale
-        if HAS_OFFSET:
-            low, high = low + offset, high + offset
-        else:
+        if not ROUNDS_ONCE:
             first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
         first, second = (first * low).to(dtype), (second * high).to(dtype)
     return first.to(tl.float32), second.to(tl.float32)
@@ -98,7 +108,9 @@ def _rope_write(
     ROTARY_HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
+    ROUNDS_ONCE: tl.constexpr,
+    IS_CENTERED: tl.constexpr,
+    HAS_OWN_NORMS: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -153,9 +165,12 @@ def _rope_write(
     weight_ptr = query_weight_ptr
     if not is_query:
         weight_ptr = key_weight_ptr
+    weights = weight_ptr + tl.zeros((1, 1), tl.int32)
+    if HAS_OWN_NORMS:
+        weights = weight_ptr + tl.where(present, head, 0)[:, None] * (2 * HALF)
     first, second = _normed(
-        first, second, weight_ptr, first_place, second_place, inside, eps, offset, dtype, HALF,
-        NORM == NORM_BEFORE, HAS_OFFSET,
+        first, second, weights, first_place, second_place, inside, eps, offset, dtype, HALF,
+        NORM == NORM_BEFORE, ROUNDS_ONCE, IS_CENTERED,
     )  # fmt: skip
     if ROTARY_HALF:
         # The second half of each table has the sign of the cosine or sine itself.
@@ -166,8 +181,8 @@ def _rope_write(
         sin = tl.load(sin_ptr + angle, mask=has_angle, other=0.0).to(tl.float32)[None, :]
         first, second = first * cos - second * sin, second * cos + first * sin
     first, second = _normed(
-        first, second, weight_ptr, first_place, second_place, inside, eps, offset, dtype, HALF,
-        NORM == NORM_BEHIND, HAS_OFFSET,
+        first, second, weights, first_place, second_place, inside, eps, offset, dtype, HALF,
+        NORM == NORM_BEHIND, ROUNDS_ONCE, IS_CENTERED,
     )  # fmt: skip
     if is_query:
         if growth is not None:
@@ -212,7 +227,8 @@ def rope_and_write(
             the second half is read. None: nothing is rotated.
         sin: as ``cos``.
         slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written.
-        norms: norms of each head, with weights of [dim]; None: heads have none.
+        norms: norms of each head, with weights of [dim], or [num_heads, dim] and
+            [num_kv_heads, dim]; None: heads have none.
         interleaved: whether neighbouring elements are rotated together, and not those of the two
             halves of the first ``rotary_dim`` elements.
         growth: the factor of rotated queries; None: they have none.
@@ -238,7 +254,9 @@ def rope_and_write(
         assert positions.stride(0) == 1 or tokens < 2, "positions must be contiguous"
     if tokens == 0:
         return
-    weights = weights_of(norms, (dim, dim), heads)
+    weights = weights_of(norms, (num_heads, num_kv_heads), dim, heads)
+    has_own = norms is not None and norms.query.dim() == 2
+    assert norms is None or has_own or norms.query.shape == (dim,), "norms are of each head"
     per_program = min(HEADS_PER_PROGRAM, next_power_of_two(max(num_heads, num_kv_heads)))
     groups = triton.cdiv(num_heads, per_program) + 2 * triton.cdiv(num_kv_heads, per_program)
     _rope_write[(tokens, groups)](
@@ -269,7 +287,9 @@ def rope_and_write(
         ROTARY_HALF=0 if cos is None else cos.shape[-1] // 2,
         IS_INTERLEAVED=interleaved,
         NORM=norm_order(norms),
-        HAS_OFFSET=norms is not None and norms.offset != 0,
+        ROUNDS_ONCE=norms is not None and norms.rounds_once,
+        IS_CENTERED=norms is not None and norms.is_centered,
+        HAS_OWN_NORMS=has_own,
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         HEADS=per_program,
         PAIRS=next_power_of_two(dim // 2),
@@ -279,17 +299,20 @@ def rope_and_write(
     )
 
 
-def weights_of(norms: HeadNorms | None, sizes: tuple[int, int], heads: Tensor) -> list[Tensor]:
-    """Returns the weights of the queries' and keys' norms, which have these sizes, or others that
-    are not read."""
+def weights_of(
+    norms: HeadNorms | None, counts: tuple[int, int], dim: int, heads: Tensor
+) -> list[Tensor]:
+    """Returns the weights of the queries' and keys' norms, for these numbers of heads, or others
+    that are not read."""
     if norms is None:
         return [heads, heads]
-    weights = [norms.query, norms.query if norms.key is None else norms.key]
-    for weight, size in zip(weights, sizes, strict=True):
-        assert weight.shape == (size,), f"a norm's weight is [{size}]"
+    known = [norms.query] if norms.key is None else [norms.query, norms.key]
+    for weight, count in zip(known, counts, strict=False):
+        shapes = (dim,), (count, dim), (count * dim,)
+        assert weight.shape in shapes, f"a norm's weight has one of the shapes {shapes}"
         assert weight.dtype is heads.dtype, "all floating tensors have one dtype"
-        assert weight.stride(0) == 1, "a norm's weight must be contiguous"
-    return weights
+        assert weight.is_contiguous(), "a norm's weight must be contiguous"
+    return [known[0], known[-1]]
 
 
 def _check(

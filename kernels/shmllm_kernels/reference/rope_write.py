@@ -12,15 +12,17 @@ from shmllm_kernels.reference.rope import apply_rope
 
 
 class HeadNorms(NamedTuple):
-    """RMSNorms of heads.
+    """RMSNorms or LayerNorms of heads.
 
-    query: the weight of the queries' norm: [dim], for a norm of each head, or [num_heads * dim],
-        for one of all side by side.
+    query: the weight of the queries' norm: [dim], for a norm of each head, [num_heads, dim], if
+        each head has weights of its own, or [num_heads * dim], for a norm of all side by side.
     key: the weight of the keys' norm, likewise; None: a step has no keys.
     eps: their eps, and that of the values' norm.
     offset: added to these weights.
     has_values: whether value heads have a norm, too, without a weight.
     is_behind: whether queries and keys are normalised behind the rotation, and not before it.
+    is_centered: whether the norms of queries and keys are LayerNorms without a bias, which are of
+        each head.
     """
 
     query: Tensor
@@ -29,6 +31,12 @@ class HeadNorms(NamedTuple):
     offset: float = 0.0
     has_values: bool = False
     is_behind: bool = False
+    is_centered: bool = False
+
+    @property
+    def rounds_once(self) -> bool:
+        """Whether the result of a norm is rounded, but not what its weights multiply."""
+        return self.is_centered or self.offset != 0
 
 
 class QueryGrowth(NamedTuple):
@@ -86,7 +94,7 @@ def rope_and_write(
         values = heads[:, num_heads + num_kv_heads :]
     rotated, key, value = heads[:, :num_heads], heads[:, num_heads:][:, :num_kv_heads], values
     if norms is not None and norms.has_values:
-        value = _normalise(value, torch.ones_like(value[0, 0]), norms.eps, 0.0)
+        value = rms_norm(value, torch.ones_like(value[0, 0]), norms.eps)
     if norms is not None and not norms.is_behind:
         rotated, key = _normalise_both(rotated, key, norms)
     if cos is not None and sin is not None:
@@ -125,13 +133,18 @@ def to_float8(x: Tensor) -> Tensor:
 
 
 def _normalise_both(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:
-    query = _normalise(query, norms.query, norms.eps, norms.offset)
+    query = _normalise(query, norms.query, norms)
     if norms.key is not None:
-        key = _normalise(key, norms.key, norms.eps, norms.offset)
+        key = _normalise(key, norms.key, norms)
     return query, key
 
 
-def _normalise(heads: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    if len(weight) == heads.shape[-1]:
-        return rms_norm(heads, weight, eps, offset)
-    return rms_norm(heads.flatten(-2), weight, eps, offset).view_as(heads)
+def _normalise(heads: Tensor, weight: Tensor, norms: HeadNorms) -> Tensor:
+    if norms.is_centered:
+        heads = heads.to(torch.promote_types(heads.dtype, torch.float32))
+        centered = heads - heads.mean(-1, keepdim=True)
+        scale = (centered.square().mean(-1, keepdim=True) + norms.eps).rsqrt()
+        return (centered * scale * (weight.to(heads.dtype) + norms.offset)).to(weight.dtype)
+    if weight.dim() == 1 and len(weight) != heads.shape[-1]:
+        return rms_norm(heads.flatten(-2), weight, norms.eps, norms.offset).view_as(heads)
+    return rms_norm(heads, weight, norms.eps, norms.offset)

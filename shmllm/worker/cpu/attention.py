@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import AttentionHeads
-from shmllm.models.mixer_specs import Growth
+from shmllm.models.mixer_specs import Growth, QKNorm
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
@@ -29,6 +29,9 @@ from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.rows import GATE, GROW
 from shmllm_kernels.windows import window_number
+
+_EXTENTS: dict[QKNorm | None, int] = {None: 0, "head": 0, "row": 1, "each": 2}
+"""What the kernel that stores heads calls the norms of queries and keys."""
 
 
 def requests_of_groups(
@@ -155,8 +158,9 @@ class AttentionOps:
         return [
             *angles, self._inputs.slot_mapping[cache.group].ctypes.data, target,
             *map(_address, weights),
-            word_of_float(norm.eps), word_of_float(norm.offset), int(spec.qk_norm == "row"),
+            word_of_float(norm.eps), word_of_float(norm.offset), _EXTENTS[spec.qk_norm],
             *rotation, _address(self._weight_of_values(attention)), int(spec.norms_rotated),
+            int(norm.kind == "layer"),
         ]  # fmt: skip
 
     def _weight_of_values(self, attention: AttentionHeads) -> Tensor | None:

@@ -45,7 +45,7 @@ class EncodedPrefixes:
         blocks, layout = cache.layers[layer].blocks, head_layout(cache.layers[layer])
         heads = head_words(layout, num_heads=0, block_stride=blocks.stride(0))
         rows = [self._rows.data_ptr(), 4 * self._rows.shape[1]]
-        without_angles, without_norms = [0, 0], [0] * 9
+        without_angles, without_norms = [0, 0], [0] * 10
         operands = [
             self._count.ctypes.data, heads.ctypes.data, *rows, *without_angles,
             self._slots[cache.layers[layer].group].ctypes.data, blocks.data_ptr(), *without_norms,

@@ -160,7 +160,13 @@ class AttentionOps:
         of_keys = None if k_norm is None else k_norm.weight
         kind = q_norm.spec
         return HeadNorms(
-            q_norm.weight, of_keys, kind.eps, kind.offset, spec.value_norm, spec.norms_rotated
+            q_norm.weight,
+            of_keys,
+            kind.eps,
+            kind.offset,
+            spec.value_norm,
+            spec.norms_rotated,
+            kind.kind == "layer",
         )
 
     def _rotate_and_write(

@@ -28,16 +28,24 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """The features of a layer. is_wide: None: queries and keys have no norms."""
+    """The features of a layer. is_wide: None: queries and keys have no norms. over_each: whether
+    each head has weights of its own."""
 
     num_pairs: int = HEAD_DIM // 2
     is_interleaved: bool = False
     is_wide: bool | None = None
+    over_each: bool = False
+    is_centered: bool = False
     offset: float = 0.0
     stored: str = "float32"
     has_value_norm: bool = False
     is_behind: bool = False
     value_dim: int = HEAD_DIM
+
+    @property
+    def extent(self) -> int:
+        """The number by which the kernel knows what a norm reads, and its weights."""
+        return 1 if self.is_wide else 2 if self.over_each else 0
 
     @property
     def layout(self) -> CacheLayout:
@@ -48,9 +56,13 @@ class Case:
     def weights(self) -> tuple[Tensor, Tensor]:
         """The weights of the norms of queries and keys."""
         generator = torch.Generator().manual_seed(3)
-        counts = (NUM_HEADS, NUM_KV_HEADS) if self.is_wide else (1, 1)
+        counts = (NUM_HEADS, NUM_KV_HEADS) if self.is_wide or self.over_each else (1, 1)
         query, key = (torch.randn(n * HEAD_DIM, generator=generator) for n in counts)
         return query.to(DTYPES[self.kinds[1]]), key.to(DTYPES[self.kinds[1]])
+
+    def shaped(self, *weights: Tensor) -> list[Tensor]:
+        """Returns weights as the reference takes them."""
+        return [each.view(-1, HEAD_DIM) if self.over_each else each for each in weights]
 
     @property
     def kinds(self) -> tuple[str, str]:
@@ -74,6 +86,10 @@ CASES = [
     Case(is_wide=False, is_behind=True),
     Case(num_pairs=8, is_interleaved=True, is_wide=False, offset=1.0, is_behind=True),
     Case(stored="int8"),
+    Case(is_wide=False, over_each=True),
+    Case(is_wide=False, over_each=True, is_centered=True, num_pairs=10, is_interleaved=True),
+    Case(is_wide=False, is_centered=True, offset=1.0, is_behind=True, has_value_norm=True),
+    Case(is_wide=False, over_each=True, is_centered=True, stored="bfloat16"),
     Case(is_wide=False, has_value_norm=True, value_dim=24),
     Case(num_pairs=8, stored="int8", value_dim=48),
     Case(num_pairs=10, is_interleaved=True, is_wide=True, stored="int8"),
@@ -109,9 +125,9 @@ def stored(
         STORE_HEADS[case.kinds],
         [num_tokens.ctypes.data, heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1],
          *([table.data_ptr() for table in tables] or [0, 0]), slots.data_ptr(), cache.data_ptr(),
-         *norms, word_of_float(EPS), word_of_float(case.offset), int(case.is_wide or False),
+         *norms, word_of_float(EPS), word_of_float(case.offset), case.extent,
          case.num_pairs, int(case.is_interleaved), ones.data_ptr() if case.has_value_norm else 0,
-         int(case.is_behind)],
+         int(case.is_behind), int(case.is_centered)],
     )  # fmt: skip
     program.replay()
     return qkv[:, : NUM_HEADS * HEAD_DIM], cache
@@ -148,7 +164,8 @@ def expected(case: Case, qkv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Te
         query, keys, values, heads.unflatten(1, (-1, HEAD_DIM)),
         cos if case.num_pairs else None, sin if case.num_pairs else None, slots,
         None if case.is_wide is None else HeadNorms(
-            q_norm.double(), k_norm.double(), EPS, case.offset, case.has_value_norm, case.is_behind
+            *(weight.double() for weight in case.shaped(q_norm, k_norm)), EPS, case.offset,
+            case.has_value_norm, case.is_behind, case.is_centered,
         ),
         case.is_interleaved, values=new.unflatten(1, (-1, case.value_dim)),
     )  # fmt: skip
@@ -160,7 +177,7 @@ def random_tokens(count: int, case: Case) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(count)
     width = (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM + NUM_KV_HEADS * case.value_dim
     slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, generator=generator)[:count]
-    return torch.randn(count, width, generator=generator) * 2, slots
+    return torch.randn(count, width, generator=generator) * 2 + 0.5, slots
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
