@@ -88,6 +88,11 @@ FUSED_MLP: Places = {
     "ffn_down": "mlp.down_proj",
 }
 DENSE: Places = {**ATTENTION, "ffn_norm": "post_attention_layernorm", **MLP}
+STABLELM: Places = {
+    **DENSE,
+    "attn_q_norm": "self_attn.q_layernorm.norms.{}",
+    "attn_k_norm": "self_attn.k_layernorm.norms.{}",
+}
 GEMMA: Places = {
     **DENSE,
     "post_attention_norm": "post_attention_layernorm",

@@ -220,7 +220,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hyperclovax": {"residual_multiplier": 0.4, "logits_scaling": 0.5},
     "jais2": {},
     "vaultgemma": {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 1.5},
-    "cohere": {},
+    "cohere": {"use_qk_norm": True},
     "ernie4_5": {"head_dim": 16, "use_bias": True},
     "exaone4": {"sliding_window": 5, "layer_types": LAYER_TYPES},
     "gemma": {"head_dim": 16},
@@ -240,7 +240,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "phimoe": {"num_local_experts": 4, "intermediate_size": 24, "router_jitter_noise": 0.3},
     "opt": {"ffn_dim": 96},
     "seed_oss": {"head_dim": 16, "attention_out_bias": True},
-    "stablelm": {"use_parallel_residual": True, "use_qkv_bias": True},
+    "stablelm": {"use_parallel_residual": True, "use_qkv_bias": True, "qk_layernorm": True},
     "starcoder2": {"sliding_window": 5},
     "cohere2_moe": {"num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2}
     | {"expert_selection_fn": "sigmoid", "sliding_window": 5, "layer_types": LAYER_TYPES}

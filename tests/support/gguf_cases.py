@@ -152,6 +152,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     ),
     "seed-oss": ("seed_oss", {"attention_out_bias": True, "head_dim": 16}, None),
     "stablelm": ("stablelm", {"use_qkv_bias": True}, None),
+    "cohere with norms of heads": ("cohere", {"use_qk_norm": True}, None),
+    "stablelm with norms of heads": (
+        "stablelm",
+        {"qk_layernorm": True, "use_parallel_residual": True},
+        None,
+    ),
     "stablelm parallel": ("stablelm", {"use_parallel_residual": True}, None),
     "starcoder2": ("starcoder2", {"sliding_window": 7}, None),
     "lfm2": (

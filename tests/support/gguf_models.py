@@ -360,15 +360,17 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
 
 
 def _stacked(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with one tensor for all projections of streams of a kind."""
+    """The same with one tensor for all projections of streams of a kind, and for the norms of all
+    heads."""
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         kind, _, number = name.removesuffix(".weight").rpartition(".")
-        if not kind.startswith("model.altup_"):
+        if not kind.startswith("model.altup_") and not kind.endswith("layernorm.norms"):
             found[name] = tensor
         elif number == "0":
             every = [each for each in tensors if each.startswith(f"{kind}.")]
-            found[f"{kind}.weight"] = torch.stack([tensors[each] for each in every])
+            together = torch.stack([tensors[each] for each in every])
+            found[f"{kind.removesuffix('.norms')}.weight"] = together
     return found
 
 

@@ -154,7 +154,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "jais2": ("Jais2", {}),
     "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 48}),
-    "cohere": ("Cohere", {"attention_bias": True}),
+    "cohere": ("Cohere", {"attention_bias": True, "use_qk_norm": True}),
     "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
     "ernie4_5_moe": (
         "Ernie4_5_Moe",
@@ -181,7 +181,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {"num_key_value_heads": 4}),
     "opt": ("OPT", {"ffn_dim": 96}),
     "seed_oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
-    "stablelm": ("StableLm", {"use_parallel_residual": True}),
+    "stablelm": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True}),
     "starcoder2": ("Starcoder2", {"sliding_window": 48}),
     "gpt2": ("GPT2", {"n_inner": 96}),
     "granite": ("Granite", {"residual_multiplier": 0.4, "attention_multiplier": 0.3}),
@@ -469,7 +469,8 @@ def draw_weights(model: Any) -> None:
     that are all ones or zeros would hide a mistake."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ("norm" in name and parameter.ndim == 1) or ".ln_" in name:
+            is_norm = parameter.ndim == 1 or name.endswith(("q_norm.weight", "k_norm.weight"))
+            if ("norm" in name and is_norm) or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
             elif parameter.ndim == 1 or name.endswith(MIXING):
                 parameter.normal_(0.0, 0.5)

@@ -425,6 +425,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "iquestcoder": ("iquestcoder", {"head_dim": 16}),
     "arcee-bias": ("arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
+    "stablelm-qk-norm": (
+        "stablelm",
+        {"qk_layernorm": True, "use_parallel_residual": True, "layer_norm_eps": 0.01},
+    ),
+    "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "layer_norm_eps": 0.01}),
     "cohere-bias": ("cohere", {"attention_bias": True, "num_key_value_heads": 6}),
     "cohere2": ("cohere2", {"sliding_window": 7, "num_hidden_layers": 5, "head_dim": 16}),
     "cohere2-moe": (

@@ -369,8 +369,6 @@ def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:
     [
         ("OPT", {"do_layer_norm_before": False}, "do_layer_norm_before false is not supported"),
         ("OPT", {"word_embed_proj_dim": 32}, "word_embed_proj_dim other than hidden_size"),
-        ("Cohere", {"use_qk_norm": True}, "use_qk_norm true is not supported"),
-        ("StableLm", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
         ("Exaone4", {"sliding_window_pattern": "LLLG"}, "'sliding_window_pattern' must be an int"),
         ("Gemma", {"hidden_activation": "relu"}, "hidden_activation 'relu' beside hidden_act"),
         ("Gemma", {"use_bidirectional_attention": True}, "attention is causal"),

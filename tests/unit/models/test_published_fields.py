@@ -19,6 +19,7 @@ from support.model_helpers import (
     reference_model,
     save,
 )
+from support.variants import slow
 from transformers import MiMoV2FlashConfig, Mistral3Config
 
 from shmllm.errors import EngineStartError
@@ -207,3 +208,18 @@ def test_mimo_v2_flash_as_its_authors_write_it(tmp_path: Path) -> None:
     assert (other.num_kv_heads, other.head_dim, other.value_dim) == (16, 96, 64)
     assert other.scale == 96**-0.5
     assert MiMoV2FlashConfig(**fields).sliding_window == local.window
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("cohere", {"use_qk_norm": True}), slow("stablelm", {"qk_layernorm": True})],
+)
+def test_updates_of_norms_of_each_head(
+    family: str, options: dict[str, bool], tmp_path: Path
+) -> None:
+    model = load(save(reference_model(family, **options), tmp_path))
+    other = reference_model(family, 2.0, **options)
+    model.weights_lost()
+    model.load_weights(other.named_parameters())
+    assert not model.missing
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(other, TOKENS), 1e-4)
