@@ -17,6 +17,7 @@ ARCHITECTURES: dict[str, str] = {
     "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
     "AyaVisionForConditionalGeneration": "aya_vision",
+    "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",
     "CamembertModel": "roberta",

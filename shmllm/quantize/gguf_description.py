@@ -326,6 +326,7 @@ _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] 
     "ernie4_5-moe": _ernie_moe,
     "exaone-moe": _shared_experts,
     "dots1": _shared_experts,
+    "bailingmoe2": _shared_experts,
     "minimax-m2": _sigmoid_experts,
     "afmoe": _shared_experts,
     "jamba": _jamba,

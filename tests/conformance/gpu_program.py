@@ -185,6 +185,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mellum": EXPERTS | {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "minicpm3": {name: LATENT[name] for name in LATENT if "moe" not in name}
     | {"num_key_value_heads": 4, "q_lora_rank": 40},
+    "bailing_moe_v2": EXPERTS
+    | {"head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
     "mimo_v2_flash": {
         "num_key_value_heads": 1,
         "head_dim": 24,

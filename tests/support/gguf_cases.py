@@ -234,6 +234,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         add_further_layer,
     ),
     "deepseek v2 lite": ("deepseek_v2", READ_ALONE["deepseek v2"][1] | {"q_lora_rank": None}, None),
+    "ling 2.0": (
+        "bailing_moe_v2",
+        EXPERTS
+        | {"num_experts": 6, "n_group": 3, "topk_group": 2, "head_dim": 16}
+        | {"routed_scaling_factor": 2.5},
+        None,
+    ),
     "minimax m2": (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},

@@ -268,6 +268,13 @@ def _add_dots1(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def _add_bailing(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_dots1(writer, config)
+    _add_partial(writer, config)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
+
+
 def _add_minicpm3(writer: gguf.GGUFWriter, config: Any) -> None:
     """Without the width of values, which llama.cpp takes for that of the hidden size's heads."""
     writer.add_q_lora_rank(config.q_lora_rank)
@@ -401,6 +408,7 @@ OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "minimax_m2": _add_minimax,
     "afmoe": _add_afmoe,
     "dots1": _add_dots1,
+    "bailing_moe_v2": _add_bailing,
     "jamba": _add_jamba,
     "minicpm3": _add_minicpm3,
     **dict.fromkeys(LATENTS, _add_deepseek2),

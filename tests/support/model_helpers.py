@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.auto_model import model_of
+from support.bailing_families import BailingMoeV2Config
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
@@ -138,6 +139,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "afmoe": AfmoeConfig,
     "apertus": ApertusConfig,
     "arcee": ArceeConfig,
+    "bailing_moe_v2": BailingMoeV2Config,
     "exaone": ExaoneConfig,
     "internlm3": InternLM3Config,
     "iquestcoder": IQuestCoderConfig,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from support.auto_model import model_of
+from support.bailing_families import BailingMoeV2Config
 from support.one_thread import one_thread
 from support.scoring import choices
 from support.variants import diagonal, slow
@@ -137,6 +138,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
+    "bailing_moe_v2": (
+        "BailingMoeV2",
+        ROUTER | {"head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    ),
     "afmoe": (
         "Afmoe",
         ROUTER
@@ -379,7 +384,7 @@ WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
-    *("dots1", "phimoe", "dbrx", "mimo_v2_flash"),
+    *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -481,12 +486,17 @@ def draw_weights(model: Any) -> None:
                 buffer.normal_(0.0, 0.2)
 
 
+OTHERS = {each.__name__: each for each in (BailingMoeV2Config,)}
+"""The configurations that transformers lacks."""
+
+
 def make_model(kind: str, directory: Path, *, max_shard_size: str = "1GB", **config: Any) -> Any:
     """A random float32 model of transformers' in `directory`, with the bundled tokenizer."""
     family, variant = VARIANTS[kind]
     torch.manual_seed(7)
     name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    settings = getattr(transformers, name)(**(SHAPE | variant | config))
+    make: Any = OTHERS.get(name) or getattr(transformers, name)
+    settings = make(**(SHAPE | variant | config))
     model = model_of(settings).eval()
     draw_weights(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)

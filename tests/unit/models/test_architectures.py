@@ -190,6 +190,16 @@ AFMOE: dict[str, Any] = EXPERTS | {
     "mup_enabled": True,
 }
 HALF_YARN = YARN_ROPE | {"partial_rotary_factor": 0.5}
+BAILING: dict[str, Any] = {
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "head_dim": 16,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+}
 MIMO: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_key_value_heads": 3,
@@ -407,6 +417,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_act": "relu2", "attention_bias": True, "head_dim": 16, "rope_parameters": ROPE},
     ),
     "arcee": ("arcee", {}),
+    "bailing-moe-v2": ("bailing_moe_v2", BAILING),
+    "bailing-moe-v2-all-experts": (
+        "bailing_moe_v2",
+        BAILING
+        | {"num_experts_per_tok": 12, "num_shared_experts": 2, "first_k_dense_replace": 0}
+        | {"use_qk_norm": False, "topk_group": 4, "routed_scaling_factor": 1.0}
+        | {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
+    ),
     "decilm": ("decilm", {"block_configs": BLOCKS}),
     "mimo": ("mimo", {"head_dim": 16}),
     "minicpm": ("minicpm", {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 8}),
@@ -954,6 +972,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 VARIANTS_OF_ROUTERS = {
+    "bailing-moe-v2-all-experts",
     "afmoe-all-experts",
     "dbrx-all-experts",
     "cohere2-moe-all-experts",
@@ -1015,6 +1034,7 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 
 BFLOAT16 = [
+    "bailing-moe-v2-all-experts",
     "afmoe-all-experts",
     "cohere2-moe-all-experts",
     "apertus",

@@ -223,3 +223,94 @@ def test_updates_of_norms_of_each_head(
     model.load_weights(other.named_parameters())
     assert not model.missing
     assert_logits_close(our_logits(model, TOKENS), reference_logits(other, TOKENS), 1e-4)
+
+
+LING: dict[str, Any] = {
+    "attention_dropout": 0.0,
+    "eos_token_id": 156892,
+    "first_k_dense_replace": 1,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "max_position_embeddings": 32768,
+    "model_type": "bailing_moe",
+    "moe_intermediate_size": 512,
+    "moe_router_enable_expert_bias": True,
+    "moe_shared_expert_intermediate_size": 512,
+    "n_group": 8,
+    "norm_head": False,
+    "norm_softmax": False,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 20,
+    "num_key_value_heads": 4,
+    "num_shared_experts": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 600000,
+    "routed_scaling_factor": 2.5,
+    "router_dtype": "fp32",
+    "rotary_dim": 64,
+    "score_function": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 4,
+    "use_bias": False,
+    "use_qk_norm": True,
+    "use_qkv_bias": False,
+    "use_rmsnorm": True,
+    "using_split_qkv_in_self_attention": False,
+    "vocab_size": 157184,
+}
+"""Ling-mini-2.0."""
+
+
+def test_ling_2_as_its_authors_write_it(tmp_path: Path) -> None:
+    config = read(tmp_path, "BailingMoeV2ForCausalLM", **LING)
+    [attention] = set(config.attentions)
+    sizes = attention.num_heads, attention.num_kv_heads, attention.head_dim
+    assert (*sizes, attention.qk_norm, attention.bias) == (16, 4, 128, "head", False)
+    assert attention.rope is not None
+    assert (attention.rope.rotary_dim, attention.rope.theta) == (64, 6e5)
+    [experts] = config.mixtures
+    assert (experts.num_experts, experts.top_k, experts.num_groups) == (256, 8, 8)
+    assert (experts.top_groups, experts.weight_scale, experts.inner) == (4, 2.5, 512)
+    assert [isinstance(each, MoESpec) for each in config.feed_forwards] == [False, *[True] * 19]
+    known = {"head_dim", "n_group", "topk_group", "num_experts", "moe_intermediate_size"}
+    known |= {"num_experts_per_tok", "rope_theta", "max_position_embeddings"}
+    absent = dict.fromkeys(known)
+    assert read(tmp_path, "BailingMoeV2ForCausalLM", **LING | absent) == config
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"norm_head": True}, "norm_head True is not supported"),
+        ({"norm_topk_prob": False}, "norm_topk_prob False is not supported"),
+        ({"score_function": "softmax"}, "score_function 'softmax' is not supported"),
+        ({"moe_shared_expert_intermediate_size": 64}, "intermediate_size 64 is not supported"),
+        ({"moe_router_enable_expert_bias": False}, "expert_bias False is not supported"),
+    ],
+)
+def test_what_ling_2_does_not_compute_is_refused(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=reason):
+        read(tmp_path, "BailingMoeV2ForCausalLM", **LING | fields)
+
+
+def test_layers_of_ling_2_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    reference = reference_model(
+        "bailing_moe_v2", head_dim=8, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16
+    )
+    save(reference, tmp_path)
+    path, config_path = tmp_path / "model.safetensors", tmp_path / "config.json"
+    config = json.loads(config_path.read_text()) | {"num_nextn_predict_layers": 1}
+    config_path.write_text(json.dumps(config))
+    further = "model.layers.3.eh_proj.weight"
+    save_file(load_file(path) | {further: torch.ones(3, 5)}, path)
+    ours = our_logits(load(tmp_path), TOKENS)
+    assert_logits_close(ours, reference_logits(reference, TOKENS), 1e-4)

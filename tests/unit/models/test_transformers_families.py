@@ -40,7 +40,7 @@ SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
 """Fields of families whose default sizes are refused, and those of no published model."""
 IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
-    *("DeciLMForCausalLM", "LlamaBidirectionalModel"),
+    *("DeciLMForCausalLM", "LlamaBidirectionalModel", "BailingMoeV2ForCausalLM"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
 """The names that published files have for what transformers calls otherwise, or lacks."""
