@@ -23,6 +23,7 @@ from shmllm.formats.gguf_places import (
     OUTSIDE_PER_LAYER,
     QK_NORMS,
     QWEN2_MOE,
+    SHARED_EXPERTS,
 )
 
 WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
@@ -128,6 +129,13 @@ WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
         model_type="dots1",
         modules=DOTS1,
         needs_head=True,
+    ),
+    ("deepseek", True): GgufFamily(
+        title="DeepSeek-MoE",
+        architecture="DeepseekForCausalLM",
+        model_type="deepseek",
+        modules=SHARED_EXPERTS,
+        is_permuted=True,
     ),
     ("bailingmoe2", True): GgufFamily(
         title="Ling 2.0",

@@ -44,6 +44,7 @@ ARCHITECTURES: dict[str, str] = {
     "CwmForCausalLM": "cwm",
     "DbrxForCausalLM": "dbrx",
     "DeciLMForCausalLM": "decilm",
+    "DeepseekForCausalLM": "deepseek",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "DistilBertModel": "distilbert",

@@ -155,6 +155,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "deepseek": {"n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1},
     "deepseek_v2": LATENT | GROUPS | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT | GROUPS | {"first_k_dense_replace": 1, "kv_lora_rank": 32},
     "glm4_moe": GROUPS | {"head_dim": 16, "use_qk_norm": True, "moe_intermediate_size": 24},

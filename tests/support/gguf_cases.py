@@ -234,6 +234,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         add_further_layer,
     ),
     "deepseek v2 lite": ("deepseek_v2", READ_ALONE["deepseek v2"][1] | {"q_lora_rank": None}, None),
+    "deepseek moe": (
+        "deepseek",
+        {"n_routed_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": 2}
+        | {"moe_intermediate_size": 24, "first_k_dense_replace": 1},
+        None,
+    ),
     "ling 2.0": (
         "bailing_moe_v2",
         EXPERTS

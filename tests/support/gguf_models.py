@@ -72,6 +72,7 @@ ARCHITECTURES = {
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
     "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2,
+    "deepseek": gguf.MODEL_ARCH.DEEPSEEK,
     "dots1": gguf.MODEL_ARCH.DOTS1,
     "mamba": gguf.MODEL_ARCH.MAMBA,
     "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
@@ -84,7 +85,7 @@ ARCHITECTURES = {
 }
 PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
-    *("granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
+    *("deepseek", "granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
 )
 _UNROUNDED = (
     *("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", "_norm."),

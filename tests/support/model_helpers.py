@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from support.auto_model import model_of
-from support.bailing_families import BailingMoeV2Config
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
+from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
@@ -150,6 +150,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "cohere2": Cohere2Config,
     "cwm": CwmConfig,
     "dbrx": DbrxConfig,
+    "deepseek": DeepseekConfig,
     "deepseek_v2": DeepseekV2Config,
     "deepseek_v3": DeepseekV3Config,
     "dots1": Dots1Config,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import transformers
 from support.auto_model import model_of
-from support.bailing_families import BailingMoeV2Config
 from support.one_thread import one_thread
+from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
 from support.scoring import choices
 from support.variants import diagonal, slow
 
@@ -138,6 +138,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
+    "deepseek": (
+        "Deepseek",
+        {"n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2}
+        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    ),
     "bailing_moe_v2": (
         "BailingMoeV2",
         ROUTER | {"head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
@@ -384,7 +389,7 @@ WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
-    *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2"),
+    *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -486,7 +491,7 @@ def draw_weights(model: Any) -> None:
                 buffer.normal_(0.0, 0.2)
 
 
-OTHERS = {each.__name__: each for each in (BailingMoeV2Config,)}
+OTHERS = {each.__name__: each for each in (BailingMoeV2Config, DeepseekConfig)}
 """The configurations that transformers lacks."""
 
 

@@ -178,6 +178,11 @@ def _dots1(known: Metadata, config: Json) -> Json:
     return experts_of_deepseek(known, config)
 
 
+def _deepseek(known: Metadata, config: Json) -> Json:
+    """llama.cpp divides no weights of experts by their sum, whatever a file says."""
+    return experts_of_deepseek(known, config) | {"norm_topk_prob": False}
+
+
 def _bailing_moe_v2(known: Metadata, config: Json) -> Json:
     check_sigmoids(known)
     if not known.flag("expert_weights_norm", False):
@@ -265,6 +270,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "exaone_moe": _exaone_moe,
     "glm4_moe": _glm4_moe,
     "dots1": _dots1,
+    "deepseek": _deepseek,
     "bailing_moe_v2": _bailing_moe_v2,
     "minimax_m2": _minimax_m2,
     "afmoe": _afmoe,

@@ -493,6 +493,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GEMMA
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
     ),
+    "deepseek": (
+        "deepseek",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2}
+        | {"moe_intermediate_size": 24, "first_k_dense_replace": 1},
+    ),
+    "deepseek-all-experts": (
+        "deepseek",
+        {"n_routed_experts": 4, "num_experts_per_tok": 4, "norm_topk_prob": True}
+        | {"moe_intermediate_size": 24, "attention_bias": True, "num_key_value_heads": 6},
+    ),
     "deepseek-v2": (
         "deepseek_v2",
         LATENT
@@ -972,6 +982,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 VARIANTS_OF_ROUTERS = {
+    "deepseek-all-experts",
     "bailing-moe-v2-all-experts",
     "afmoe-all-experts",
     "dbrx-all-experts",
@@ -1034,6 +1045,7 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 
 BFLOAT16 = [
+    "deepseek-all-experts",
     "bailing-moe-v2-all-experts",
     "afmoe-all-experts",
     "cohere2-moe-all-experts",

@@ -43,6 +43,7 @@ OF_DEEPSEEK = (
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
     "bailing_moe_v2",
+    "deepseek",
     "dbrx",
     "decilm",
     "falcon",

@@ -314,3 +314,41 @@ def test_layers_of_ling_2_that_predict_further_tokens_are_left_out(tmp_path: Pat
     save_file(load_file(path) | {further: torch.ones(3, 5)}, path)
     ours = our_logits(load(tmp_path), TOKENS)
     assert_logits_close(ours, reference_logits(reference, TOKENS), 1e-4)
+
+
+def test_deepseek_moe_as_its_authors_write_it(tmp_path: Path) -> None:
+    fields = {
+        "aux_loss_alpha": 0.001,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "max_position_embeddings": 4096,
+        "model_type": "deepseek",
+        "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "num_attention_heads": 16,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 16,
+        "pretraining_tp": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 10000,
+        "scoring_func": "softmax",
+        "seq_aux": True,
+        "vocab_size": 102400,
+    }
+    config = read(tmp_path, "DeepseekForCausalLM", **fields)
+    [attention], [experts] = set(config.attentions), config.mixtures
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (16, 16, 128)
+    assert (experts.num_experts, experts.top_k, experts.inner) == (64, 6, 1408)
+    assert (experts.scoring, experts.renormalize, experts.weight_scale) == ("softmax", False, 1.0)
+    assert experts.shared is not None
+    assert experts.shared.inner == 2816
+    assert [isinstance(each, MoESpec) for each in config.feed_forwards] == [False, *[True] * 27]
+    with pytest.raises(EngineStartError, match="scoring_func 'sigmoid' is not supported"):
+        read(tmp_path, "DeepseekForCausalLM", **fields | {"scoring_func": "sigmoid"})
