@@ -266,7 +266,7 @@ class Attention(AttentionHeads):
         if spec.source is None:
             sizes |= {"k": spec.key_width, "v": spec.value_width}
         if spec.gated:
-            sizes["gate"] = spec.width
+            sizes["gate"] = spec.gate_width
         self._parts = tuple(sizes)
         lacks_some = spec.bias and not spec.key_bias
         has_all = spec.bias and not lacks_some

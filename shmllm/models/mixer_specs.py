@@ -22,6 +22,7 @@ from shmllm.models.rope_config import RopeConfig
 from shmllm_kernels.windows import Window
 
 QKNorm = Literal["head", "each", "row"]
+Gate = Literal["sigmoid", "softplus"]
 
 
 class Reach(Enum):
@@ -109,8 +110,9 @@ class AttentionSpec:
         key_bias: whether that to keys has one, too.
         output_scale: the factor of what the output projection reads.
         output_bias: whether the output projection has a bias.
-        gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
-            elements, before the output projection.
+        gated: whether the output is multiplied by a function of gates before the output projection.
+        gate: the function.
+        gates_of_heads: whether there is a gate for each head, and not for each element of it.
         gates_apart: whether a checkpoint has the projection to the gates by itself, and not that of
             each head behind the head's query.
         value_norm: whether values have an RMSNorm over each head, without a weight.
@@ -139,6 +141,8 @@ class AttentionSpec:
     output_scale: float = 1.0
     output_bias: bool = False
     gated: bool = False
+    gate: Gate = "sigmoid"
+    gates_of_heads: bool = False
     gates_apart: bool = False
     value_norm: bool = False
     keys_are_values: bool = False
@@ -175,7 +179,14 @@ class AttentionSpec:
     def in_width(self) -> int:
         """The width of queries, keys, values and gates side by side."""
         own = self.key_width + self.value_width if self.source is None else 0
-        return self.query_width + own + (self.width if self.gated else 0)
+        return self.query_width + own + self.gate_width
+
+    @property
+    def gate_width(self) -> int:
+        """The width of all gates."""
+        if not self.gated:
+            return 0
+        return self.num_heads if self.gates_of_heads else self.width
 
     @property
     def linear_widths(self) -> tuple[int, ...]:

@@ -85,6 +85,7 @@ ARCHITECTURES: dict[str, str] = {
     "InternVLForConditionalGeneration": "internvl",
     "InternLM3ForCausalLM": "internlm3",
     "JambaForCausalLM": "jamba",
+    "LagunaForCausalLM": "laguna",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",

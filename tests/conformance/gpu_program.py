@@ -188,6 +188,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"num_key_value_heads": 4, "q_lora_rank": 40},
     "bailing_moe_v2": EXPERTS
     | {"head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    "laguna": EXPERTS
+    | {"head_dim": 16, "layer_types": LAYER_TYPES, "sliding_window": 5}
+    | {"num_attention_heads_per_layer": [2, 4], "shared_expert_intermediate_size": 48},
     "mimo_v2_flash": {
         "num_key_value_heads": 1,
         "head_dim": 24,

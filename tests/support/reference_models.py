@@ -233,6 +233,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"head_dim": 16, "sliding_window": 48}
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     ),
+    "laguna": (
+        "Laguna",
+        ROUTER
+        | {"head_dim": 16, "sliding_window": 48, "shared_expert_intermediate_size": 48}
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+        | {"num_attention_heads_per_layer": [2, 4, 6]},
+    ),
     "mimo_v2_flash": (
         "MiMoV2Flash",
         {
@@ -389,7 +396,7 @@ WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
-    *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek"),
+    *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -399,7 +406,7 @@ NOT_IN_GGUF = (
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
-    *("exaone", "internlm3", "mimo_v2_flash"),
+    *("exaone", "internlm3", "laguna", "mimo_v2_flash"),
 )
 """Those of which no GGUF files are written yet."""
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3", "mistral4")

@@ -142,8 +142,9 @@ class AttentionOps:
         self._record("attend", ATTEND[kinds], *operands)
         self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
         if spec.gated:
-            gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.width), 4 * qkv.shape[1]]
-            self._record("gate", GATE, out.data_ptr(), spec.width, *gates)
+            gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.gate_width), 4 * qkv.shape[1]]
+            columns = spec.width // spec.gate_width
+            self._record("gate", GATE[spec.gate], out.data_ptr(), spec.width, *gates, columns)
 
     def _storing(self, attention: AttentionHeads, cache: LayerCache) -> list[int]:
         """Return the operands of STORE_HEADS behind the addresses of queries, keys and values."""

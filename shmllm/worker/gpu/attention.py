@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from shmllm.models.layers import AttentionHeads, Norm
-from shmllm.models.mixer_specs import WITHIN_ITEMS, Encoded
+from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec, Encoded
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -108,13 +109,11 @@ class AttentionOps:
         """See `models.ops.Ops.attend`."""
         spec, num_tokens = attention.spec, len(qkv)
         widths = [spec.key_width, spec.value_width] if spec.source is None else [0, 0]
-        widths = [spec.query_width + widths[0], widths[1], spec.width if spec.gated else 0]
+        widths = [spec.query_width + widths[0], widths[1], spec.gate_width]
         of_heads, of_values, of_gates = qkv.split_with_sizes(widths, dim=1)
         heads = of_heads.unflatten(1, (-1, spec.head_dim))
-        values, gates = (
-            part.unflatten(1, (-1, spec.value_head_dim)) if part.shape[1] else None
-            for part in (of_values, of_gates)
-        )
+        values = of_values.unflatten(1, (-1, spec.value_head_dim)) if of_values.shape[1] else None
+        gates = of_gates.unflatten(1, (spec.num_heads, -1)) if spec.gated else None
         most = self._step.launches[HeadShape.of(spec)].max_tokens
         # An item that a request's last known token belongs to does not go on in that step. What an
         # encoder has computed is the context of one token, and of each of several.
@@ -132,16 +131,18 @@ class AttentionOps:
         out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.value_head_dim)
         if is_one_launch:
-            parts = heads, values, gates
+            computes_gates = spec.gate == "sigmoid" and not spec.gates_of_heads
+            parts = heads, values, gates if computes_gates else None
             attend = partial(self._attend_decodes, attended, *parts, attention, rotation)
             self._step.launch(attend)
+            if not computes_gates:
+                _multiply_by_gates(attended, gates, spec)
             return out
         query = heads[:, : spec.num_heads]  # rotated in place
         if rotation.changes_some or spec.source is None:
             self._rotate_and_write(query, heads, values, attention, rotation)
         self._step.launch(partial(self._attend, attended, query, attention))
-        if gates is not None:
-            attended.mul_(gates.sigmoid_())
+        _multiply_by_gates(attended, gates, spec)
         return out
 
     def _norms_of_heads(
@@ -268,3 +269,12 @@ class AttentionOps:
             masks_all=launch.masks_all,
             ends=inputs.ends(attention.spec.ahead, num_tokens),
         )
+
+
+def _multiply_by_gates(attended: Tensor, gates: Tensor | None, spec: AttentionSpec) -> None:
+    """Multiply the result, [tokens, heads, value_head_dim], by the function of its gates, if it has
+    any; these may be overwritten."""
+    if gates is None:
+        return
+    opened = gates.sigmoid_() if spec.gate == "sigmoid" else softplus(gates)
+    attended.mul_(opened)

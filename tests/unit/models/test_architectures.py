@@ -200,6 +200,14 @@ BAILING: dict[str, Any] = {
     "routed_scaling_factor": 2.5,
     "first_k_dense_replace": 1,
 }
+LAGUNA: dict[str, Any] = EXPERTS | {
+    "head_dim": 16,
+    "num_attention_heads_per_layer": [6, 4, 8],
+    "layer_types": [FULL, SLIDING, SLIDING],
+    "sliding_window": 7,
+    "shared_expert_intermediate_size": 36,
+    "moe_routed_scaling_factor": 2.5,
+}
 MIMO: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_key_value_heads": 3,
@@ -331,6 +339,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         NEMOTRON
         | {"layers_block_type": ["mlp", FULL, LINEAR, LINEAR, "mlp", FULL], "use_bias": True}
         | {"mlp_bias": True},
+    ),
+    "laguna": ("laguna", LAGUNA),
+    "laguna-all-experts": (
+        "laguna",
+        LAGUNA
+        | {"num_experts_per_tok": 6, "gating": "per-element", "num_attention_heads_per_layer": None}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True}
+        | {"rope_parameters": {FULL: HALF_YARN, SLIDING: ROPE}},
     ),
     "lfm2": ("lfm2", LFM2),
     "lfm2-biases": (
@@ -982,6 +998,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 VARIANTS_OF_ROUTERS = {
+    "laguna-all-experts",
     "deepseek-all-experts",
     "bailing-moe-v2-all-experts",
     "afmoe-all-experts",
@@ -1045,6 +1062,7 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 
 BFLOAT16 = [
+    "laguna-all-experts",
     "deepseek-all-experts",
     "bailing-moe-v2-all-experts",
     "afmoe-all-experts",

@@ -61,6 +61,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     | {"intermediate_size": 24, "intermediate_size_mlp": 40, "attention_chunk_size": 7},
     "mellum": ROUTER | {"head_dim": 16},
     "hunyuan_v1_moe": {"num_experts": 5, "moe_topk": 2, "head_dim": 16},
+    "laguna": ROUTER
+    | {"head_dim": 16, "shared_expert_intermediate_size": 36, "sliding_window": 7}
+    | {"layer_types": ["full_attention", "sliding_attention"]}
+    | {"num_attention_heads_per_layer": [4, 6]},
     "mimo_v2_flash": {
         **{"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
         **{"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "sliding_window": 7},
@@ -204,6 +208,13 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
             "must have an object 'full_attention'",
         ),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "'mlp_layer_types' must list one"),
+        ("laguna", {"gating": "sigmoid"}, "gating 'sigmoid' is not supported"),
+        ("laguna", {"gating_types": ["per_element"] * 2}, "'gating_types' other than 'per-head'"),
+        ("laguna", {"attention_bias": True}, "attention_bias True is not supported"),
+        ("laguna", {"moe_router_logit_softcapping": 2.0}, "logit_softcapping 2.0 is not"),
+        ("laguna", {"moe_apply_router_weight_on_input": True}, "weight_on_input True is not"),
+        ("laguna", {"num_attention_heads_per_layer": [4]}, "must list a number for each of 2"),
+        ("laguna", {"rope_parameters": {"rope_theta": 1e4}}, "must have an object '"),
         ("mimo_v2_flash", {"attention_projection_layout": "fused_qkv"}, "layout 'fused_qkv' is"),
         ("mimo_v2_flash", {"n_shared_experts": 1}, "n_shared_experts 1 is not supported"),
         ("mimo_v2_flash", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
