@@ -5,6 +5,7 @@ from __future__ import annotations
 from shmllm.formats.gguf_family import GgufFamily
 from shmllm.formats.gguf_places import (
     AFMOE,
+    BAILING,
     DEEPSEEK2,
     DOTS1,
     ERNIE_MOE,
@@ -18,9 +19,11 @@ from shmllm.formats.gguf_places import (
     LLAMA4,
     MINIMAX,
     MIXTRAL,
+    OUTSIDE_BAILING,
     OUTSIDE_PER_LAYER,
     QK_NORMS,
     QWEN2_MOE,
+    SHARED_EXPERTS,
 )
 
 WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
@@ -125,6 +128,22 @@ WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
         architecture="Dots1ForCausalLM",
         model_type="dots1",
         modules=DOTS1,
+        needs_head=True,
+    ),
+    ("deepseek", True): GgufFamily(
+        title="DeepSeek-MoE",
+        architecture="DeepseekForCausalLM",
+        model_type="deepseek",
+        modules=SHARED_EXPERTS,
+        is_permuted=True,
+    ),
+    ("bailingmoe2", True): GgufFamily(
+        title="Ling 2.0",
+        architecture="BailingMoeV2ForCausalLM",
+        model_type="bailing_moe_v2",
+        modules=BAILING,
+        outside=OUTSIDE_BAILING,
+        is_partial=True,
         needs_head=True,
     ),
     ("minimax-m2", True): GgufFamily(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+_EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.))\d+(?=\.)")
 NUM_HEADS, NUM_KV_HEADS = "attention.head_count", "attention.head_count_kv"
 """The keys, below the architecture's prefix, of the numbers of heads of queries, and of keys and
 values."""
@@ -48,7 +48,7 @@ class Place:
     """Where a checkpoint has the values of a tensor of a file.
 
     Attributes:
-        name: the checkpoint's name. A name with ``{}`` stands for all experts, or for all of
+        name: the checkpoint's name. A name with ``{}`` stands for all experts, all heads, or all of
             several matrices, which the file has in one tensor.
         layout: "same"; "transposed": the checkpoint has the last two of several dimensions the
             other way round; "row": the checkpoint has a matrix of one row, the file that or a

@@ -88,6 +88,11 @@ FUSED_MLP: Places = {
     "ffn_down": "mlp.down_proj",
 }
 DENSE: Places = {**ATTENTION, "ffn_norm": "post_attention_layernorm", **MLP}
+STABLELM: Places = {
+    **DENSE,
+    "attn_q_norm": "self_attn.q_layernorm.norms.{}",
+    "attn_k_norm": "self_attn.k_layernorm.norms.{}",
+}
 GEMMA: Places = {
     **DENSE,
     "post_attention_norm": "post_attention_layernorm",
@@ -208,6 +213,15 @@ DOTS1: Places = {
     **QK_NORMS,
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
+BAILING: Places = {
+    **without(SHARED_EXPERTS, FUSED_QKV, "attn_q", "attn_k", "attn_v"),
+    FUSED_QKV: "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "attn_q_norm": "attention.query_layernorm",
+    "attn_k_norm": "attention.key_layernorm",
+    "exp_probs_b.bias": Place(name="mlp.gate.expert_bias"),
+}
+OUTSIDE_BAILING = {**OUTSIDE, "token_embd": "model.word_embeddings"}
 EXAONE_MOE: Places = {
     **SHARED_EXPERTS,
     **QK_NORMS,

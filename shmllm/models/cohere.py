@@ -14,15 +14,14 @@ from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:
-    if fields.flag("use_qk_norm", False):
-        raise fields.error("use_qk_norm true is not supported")
     positions = read_positions(fields, 8192)
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, bias=bias, output_bias=bias)
     rope = RopeConfig.from_fields(
         fields, positions, attention.head_dim, theta=500_000.0, interleaved=True
     )
-    layer = LayerSpec(
-        mixer=replace(attention, rope=rope), mlp=read_mlp(fields), norms=NORMS, parallel=True
-    )
+    attention = replace(attention, rope=rope)
+    if fields.flag("use_qk_norm", False):
+        attention = replace(attention, qk_norm="each")
+    layer = LayerSpec(mixer=attention, mlp=read_mlp(fields), norms=NORMS, parallel=True)
     return cohere_model(fields, [layer] * read_num_layers(fields), positions)

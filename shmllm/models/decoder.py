@@ -232,4 +232,6 @@ class DecoderModel(Model):
         for layer in (*self.layers, *(further.layer for further in self.further)):
             norms += layer.all_norms()
             yield from layer.neutral_factors()
-        yield from ((norm.weight, 1.0 - norm.spec.offset) for norm in norms)
+        for norm in norms:
+            for weight in norm.rows:
+                yield weight, 1.0 - norm.spec.offset

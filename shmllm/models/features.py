@@ -16,7 +16,7 @@ from shmllm.models.config import ModelConfig
 class Feature(Enum):
     """A feature, with its name in messages."""
 
-    LAYER_QK_NORM = "LayerNorm of queries and keys"
+    LAYER_QK_NORM = "LayerNorm of all queries or keys side by side"
     TRANSPOSED = "matrices that checkpoints store transposed"
     DIVIDED_ENCODER = "an encoder-decoder in several processes"
     INDEXER = "keys of an indexer"
@@ -24,7 +24,7 @@ class Feature(Enum):
 
 _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
     Feature.LAYER_QK_NORM: lambda model: (
-        model.norm.kind == "layer" and any(each.qk_norm for each in model.attentions)
+        model.norm.kind == "layer" and any(each.qk_norm == "row" for each in model.attentions)
     ),
     Feature.TRANSPOSED: lambda model: model.transposed,
     Feature.INDEXER: lambda model: model.top_k is not None,

@@ -210,15 +210,24 @@ class Norm:
     """A norm of rows.
 
     Attributes:
-        weight: [width]; ones, which no checkpoint has, if the norm has no weight.
+        weight: [width], or [count, width], if so many heads have weights of their own; ones, which
+            no checkpoint has, if the norm has no weight.
         bias: [width] or None.
         spec: what it computes.
     """
 
-    def __init__(self, width: int, spec: NormSpec, storage: Storage) -> None:
+    def __init__(
+        self, width: int, spec: NormSpec, storage: Storage, count: int | None = None
+    ) -> None:
         self.spec = spec
-        self.weight = storage.tensor(width) if spec.weight else storage.ones(width)
+        sizes = (width,) if count is None else (count, width)
+        self.weight = storage.tensor(*sizes) if spec.weight else storage.ones(width)
         self.bias = storage.tensor(width) if spec.bias else None
+
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """The weights of each head, or of all that the norm reads."""
+        return (self.weight,) if self.weight.dim() == 1 else (*self.weight,)
 
     def named_weights(self, name: str) -> NamedWeights:
         """Returns the destinations of a norm's weight and bias, by the norm's name."""
@@ -265,11 +274,11 @@ class Attention(AttentionHeads):
         elif spec.biases is not None:
             own = config.shard.find(spec.num_heads, spec.biases.num_heads)
             self.biases = storage.constant(linear_biases(spec.biases, own))
-        sizes = {"q": spec.width}
+        sizes = {"q": spec.query_width}
         if spec.source is None:
-            sizes |= {"k": spec.kv_width, "v": spec.kv_width}
+            sizes |= {"k": spec.key_width, "v": spec.value_width}
         if spec.gated:
-            sizes["gate"] = spec.width
+            sizes["gate"] = spec.gate_width
         self._parts = tuple(sizes)
         lacks_some = spec.bias and not spec.key_bias
         has_all = spec.bias and not lacks_some
@@ -278,12 +287,17 @@ class Attention(AttentionHeads):
             self.qkv_proj.bias = storage.zeros(spec.in_width)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
         if spec.qk_norm is not None:
-            per_head = spec.qk_norm == "head"
-            norm = config.norm if spec.norms_have_weights else replace(config.norm, weight=False)
-            self.q_norm = Norm(spec.head_dim if per_head else spec.width, norm, storage)
+            has_weight = config.norm.weight and spec.norms_have_weights
+            norm = replace(config.norm, weight=has_weight, bias=False)
+            self.q_norm = self._norm(spec.num_heads, norm, storage)
             if spec.source is None:
-                width = spec.head_dim if per_head else spec.kv_width
-                self.k_norm = Norm(width, norm, storage)
+                self.k_norm = self._norm(spec.num_kv_heads, norm, storage)
+
+    def _norm(self, count: int, norm: NormSpec, storage: Storage) -> Norm:
+        """Returns the norm of so many heads."""
+        spec = self.spec
+        width = count * spec.head_dim if spec.qk_norm == "row" else spec.head_dim
+        return Norm(width, norm, storage, count if spec.qk_norm == "each" else None)
 
     @property
     def norms(self) -> tuple[Norm, ...]:

@@ -234,8 +234,9 @@ def sharded(views: Sequence[Destination], shares: Sequence[Share]) -> tuple[Dest
     every = [*shares, *(shares[-1] for _ in views[len(shares) :])]
     found: list[Destination] = []
     for view, share in zip(views, every, strict=True):
-        assert not isinstance(view, ShardedMatrix | Elsewhere), "it is a share of a share"
-        if isinstance(view, RowsOfTable) or share.is_whole:  # each rank has the whole head
+        assert not isinstance(view, ShardedMatrix), "it is a share of a share"
+        # Each rank has the whole head, and another rank's rows are not here.
+        if isinstance(view, RowsOfTable | Elsewhere) or share.is_whole:
             found.append(view)
         elif isinstance(view, Arranged):
             found.extend(map(view.of, sharded([view.own], [share])))

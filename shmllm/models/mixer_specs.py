@@ -21,7 +21,8 @@ from shmllm.models.recurrent_specs import (
 from shmllm.models.rope_config import RopeConfig
 from shmllm_kernels.windows import Window
 
-QKNorm = Literal["head", "row"]
+QKNorm = Literal["head", "each", "row"]
+Gate = Literal["sigmoid", "softplus"]
 
 
 class Reach(Enum):
@@ -131,7 +132,8 @@ class AttentionSpec:
     Attributes:
         num_heads: the number of query heads, a multiple of `num_kv_heads`.
         num_kv_heads: the number of key heads, and of value heads.
-        head_dim: the width of a head.
+        head_dim: the width of a query head, and of a key head.
+        value_dim: the width of a value head; None: that of a key head.
         window: the number of positions that a token attends to, its own included and those behind
             it not, or the chunk that they are in; None: its own and all before it.
         ahead: the number of positions behind its own that a token attends to; 0: none, the
@@ -141,18 +143,20 @@ class AttentionSpec:
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: whether each head has a weight that joins the softmax's denominator.
         biases: what is added to capped scores by distance; None: nothing.
-        qk_norm: which norm queries and keys have: None, one over each "head", or one over the "row"
-            of all heads side by side.
-        norms_rotated: whether that of each head is behind the rotation, and not before it.
+        qk_norm: which norm queries and keys have: None, one over each "head", one over "each" with
+            weights of its own, or one over the "row" of all heads side by side.
+        norms_rotated: whether those of heads are behind the rotation, and not before it.
         norms_have_weights: whether the norms of queries and keys have weights.
         growth: the factor of queries behind their rotation; None: they have none.
         clip: the bound of the numbers of queries, keys and values on both sides, before their norms
             and rotation; None: there is none.
         bias: whether the projections to queries, keys and values have a bias.
         key_bias: whether that to keys has one, too.
+        output_scale: the factor of what the output projection reads.
         output_bias: whether the output projection has a bias.
-        gated: whether the output is multiplied by the sigmoid of a gate, one for each of its
-            elements, before the output projection.
+        gated: whether the output is multiplied by a function of gates before the output projection.
+        gate: the function.
+        gates_of_heads: whether there is a gate for each head, and not for each element of it.
         gates_apart: whether a checkpoint has the projection to the gates by itself, and not that of
             each head behind the head's query.
         value_norm: whether values have an RMSNorm over each head, without a weight.
@@ -164,6 +168,7 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
     window: Window | None = None
     ahead: Ahead = 0
     rope: RopeConfig | None = None
@@ -178,8 +183,11 @@ class AttentionSpec:
     clip: float | None = None
     bias: bool = False
     key_bias: bool = True
+    output_scale: float = 1.0
     output_bias: bool = False
     gated: bool = False
+    gate: Gate = "sigmoid"
+    gates_of_heads: bool = False
     gates_apart: bool = False
     value_norm: bool = False
     keys_are_values: bool = False
@@ -189,19 +197,41 @@ class AttentionSpec:
 
     @property
     def width(self) -> int:
-        """The width of all query heads, and of the attention's output."""
+        """The width of the attention's output, which the output projection reads."""
+        return self.num_heads * self.value_head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        """The width of a value head."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def query_width(self) -> int:
+        """The width of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
-    def kv_width(self) -> int:
-        """The width of all key heads, and of all value heads."""
+    def key_width(self) -> int:
+        """The width of all key heads."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """The width of all value heads."""
+        return self.num_kv_heads * self.value_head_dim
 
     @property
     def in_width(self) -> int:
         """The width of queries, keys, values and gates side by side."""
-        own = 2 * self.kv_width if self.source is None else 0
-        return (2 if self.gated else 1) * self.width + own
+        own = self.key_width + self.value_width if self.source is None else 0
+        return self.query_width + own + self.gate_width
+
+    @property
+    def gate_width(self) -> int:
+        """The width of all gates."""
+        if not self.gated:
+            return 0
+        return self.num_heads if self.gates_of_heads else self.width
 
     @property
     def linear_widths(self) -> tuple[int, ...]:
@@ -211,7 +241,7 @@ class AttentionSpec:
     @property
     def kv(self) -> KVHeads:
         """What the attention reads of each token in the cache."""
-        return KVHeads(self.num_kv_heads, self.head_dim, self.head_dim)
+        return KVHeads(self.num_kv_heads, self.head_dim, self.value_head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

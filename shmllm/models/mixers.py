@@ -66,7 +66,10 @@ def _attend(ops: Ops, x: Tensor, residual: Tensor, attention: Attention) -> Tens
     qkv, clip = ops.linear(x, attention.qkv_proj), attention.spec.clip
     if clip is not None:
         qkv = ops.clip(qkv, clip)
-    return ops.linear(ops.attend(qkv, attention), attention.o_proj)
+    out, scale = ops.attend(qkv, attention), attention.spec.output_scale
+    if scale != 1:
+        out = ops.scale(out, scale)
+    return ops.linear(out, attention.o_proj)
 
 
 def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentAttention) -> Tensor:

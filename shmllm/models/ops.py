@@ -223,7 +223,7 @@ class Ops(LinearOps, Protocol):
             attention: the layer.
 
         Returns:
-            [tokens, num_heads * head_dim].
+            [tokens, num_heads * value_head_dim].
         """
 
     def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:

@@ -19,7 +19,7 @@ from shmllm.models.arranged import Arranged
 from shmllm.models.build import without_memory
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocation, Dimension, sizes_of
-from shmllm.models.matrices import Destination, parts_of
+from shmllm.models.matrices import Destination, Elsewhere, parts_of
 from shmllm.models.shard import Shard
 from shmllm.models.shares import Division, Share
 
@@ -119,6 +119,8 @@ def _share(
     whole: Destination,
     own: Destination,
 ) -> Share:
+    if isinstance(own, Elsewhere):  # of the rows of another rank
+        return Share(own.shape, [torch.arange(size) for size in own.shape])
     if isinstance(whole, Arranged) and isinstance(own, Arranged):
         return _share(source, target, maps, whole.own, own.own)
     if isinstance(whole, Tensor) and isinstance(own, Tensor):

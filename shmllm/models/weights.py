@@ -210,8 +210,9 @@ def load_dummy_weights(model: DecoderModel, seed: int = 0) -> None:
 
 
 def _key_of(weight: Tensor) -> int:
-    """The address of a weight. One without memory, of another stage, has none: its identity."""
-    return weight.data_ptr() or id(weight)
+    """The address of a weight. One without memory, of another stage, has none: that of what torch
+    knows of its memory, which all its views share."""
+    return weight.data_ptr() or int(weight.untyped_storage()._cdata)
 
 
 def _checkpoint_files(directory: Path) -> Sequence[CheckpointFile]:

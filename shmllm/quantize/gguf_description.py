@@ -287,6 +287,12 @@ def _shared_experts(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
     return values
 
 
+def _deepseek(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    unread = "expert_gating_func", "expert_group_count", "expert_group_used_count"
+    values = _shared_experts(config, fields)
+    return {name: value for name, value in values.items() if name not in unread}
+
+
 def _cohere(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {"logit_scale": config.logits_scale}
 
@@ -326,6 +332,8 @@ _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] 
     "ernie4_5-moe": _ernie_moe,
     "exaone-moe": _shared_experts,
     "dots1": _shared_experts,
+    "bailingmoe2": _shared_experts,
+    "deepseek": _deepseek,
     "minimax-m2": _sigmoid_experts,
     "afmoe": _shared_experts,
     "jamba": _jamba,

@@ -38,6 +38,7 @@ _OF_MIXER: Mapping[type[Any], tuple[str, ...]] = {
     Mamba2Spec: ("ssm_",),
 }
 _OF_MLP = ("ffn_gate.", "ffn_up.", "ffn_down.")
+_QK_NORMS = ("attn_q_norm", "attn_k_norm")
 _OF_EXPERTS = ("ffn_gate_inp", "exp_probs_b", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 _OF_SHARED = ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
 
@@ -182,6 +183,8 @@ def _absent(layer: LayerSpec) -> tuple[str, ...]:
     """What the names of those tensors begin with that a layer lacks beside others of its model."""
     own = _OF_MIXER[type(layer.mixer)]
     mixer = tuple({name for names in _OF_MIXER.values() for name in names} - {*own})
+    if isinstance(layer.mixer, AttentionSpec) and layer.mixer.qk_norm is None:
+        mixer += _QK_NORMS
     if not isinstance(layer.mlp, MoESpec):
         return mixer + _OF_EXPERTS + _OF_SHARED
     return mixer + _OF_MLP + (() if layer.mlp.shared else _OF_SHARED)

@@ -38,6 +38,7 @@ class Case:
             an image that it belongs to (each of 5 tokens, "images", or of any number of them, "long
             images"), or "any" number; None: the attention is causal.
         padding: the number of padded tokens and requests, as a graph has them.
+        value_dim: the width of a value; None: that of a key. Each value is behind its key then.
         has_float8: whether keys and values are in FP8.
         has_biases: whether biases are added to scores, by distance.
     """
@@ -58,6 +59,7 @@ class Case:
     heads_first: bool = False
     has_float8: bool = False
     has_biases: bool = False
+    value_dim: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -95,28 +97,29 @@ class Launch:
         self.case, self.device = case, draw.device
         blocks = [-(-context // case.block_size) for _, context in case.lengths]
         num_requests = len(case.lengths) + case.padding
-        self.shape = (case.tokens + case.padding, case.heads, case.dim)
-        self.query = draw.normal(*self.shape, dtype=dtype)
+        sizes = [case.dim, case.value_dim or case.dim]
+        self.shape = (case.tokens + case.padding, case.heads, sizes[1])
+        self.query = draw.normal(*self.shape[:2], case.dim, dtype=dtype)
         self.query[case.tokens :] = torch.nan
         order = draw.permutation(sum(blocks) + 3).int()
         max_blocks = max([*blocks, 1]) + 2
         self.table = torch.full((num_requests, max_blocks), 2**30, dtype=torch.int32)
-        cache = poisoned(
-            2, len(order), case.block_size, case.kv_heads, case.dim, dtype=dtype, device="cpu"
-        )
+        shape = len(order), case.block_size, case.kv_heads
+        cache = poisoned(*shape, sum(sizes), dtype=dtype, device="cpu")
         taken = 0
         for row, (count, (_, context)) in enumerate(zip(blocks, case.lengths, strict=True)):
             ids = order[taken : taken + count].cpu()
             taken += count
             self.table[row, :count] = ids
-            for half in cache:
-                tokens = draw.normal(context, case.kv_heads, case.dim, dtype=dtype)
-                slots = half[ids.long()].flatten(0, 1)
-                slots[:context] = tokens.cpu()
-                half[ids.long()] = slots.view(-1, *half.shape[1:])
+            tokens = draw.normal(context, case.kv_heads, sum(sizes), dtype=dtype)
+            slots = cache[ids.long()].flatten(0, 1)
+            slots[:context] = tokens.cpu()
+            cache[ids.long()] = slots.view(-1, *cache.shape[1:])
         if case.heads_first:
-            cache = cache.transpose(2, 3).contiguous().transpose(2, 3)
-        self.cache = (to_float8(cache) if case.has_float8 else cache).to(draw.device)
+            cache = cache.transpose(1, 2).contiguous().transpose(1, 2)
+        cache = (to_float8(cache) if case.has_float8 else cache).to(draw.device)
+        halves = cache.split_with_sizes(sizes, dim=-1)
+        self.cache = torch.stack(halves) if case.value_dim is None else halves
         counts = [count for count, _ in case.lengths] + [0] * case.padding
         starts = torch.tensor([0, *counts]).cumsum(0)
         self.starts = starts.to(draw.device, torch.int32)
@@ -142,7 +145,7 @@ class Launch:
         scratch = None
         if case.num_splits > 1:
             scratch = AttentionScratch.allocate(
-                self.shape[0] + 1, case.heads, case.num_splits, case.dim, self.device
+                self.shape[0] + 1, case.heads, case.num_splits, self.shape[2], self.device
             )
             scratch.sums.fill_(torch.nan)
             scratch.stats.fill_(torch.nan)
@@ -221,6 +224,14 @@ class AttentionConformance:
     @pytest.mark.parametrize("dim", [16, 32, 64, 80, 128, 256])
     def test_head_sizes(self, draw, dtype, dim):
         Launch(draw, dtype, Case(((1, 19), (4, 9)), dim=dim)).check()
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    @pytest.mark.parametrize(("dim", "value_dim"), [(24, 16), (16, 80), (192, 128)])
+    @pytest.mark.parametrize("feature", ["plain", "window, cap and sinks"])
+    def test_values_of_another_width(self, draw, dtype, feature, dim, value_dim, splits):
+        sizes = {"dim": dim, "value_dim": value_dim, "num_splits": splits}
+        case = Case(MIXED, 4, 2, padding=2, **sizes, **FEATURES[feature])
+        Launch(draw, dtype, case).check()
 
     @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
     @pytest.mark.parametrize("tile", [16, 32])

@@ -43,13 +43,15 @@ class Decodes:
         counts: the number of new tokens of each request; None: one each.
         max_tokens: the most that a request may have.
         rotary_dim: how many elements of a head are rotated; None: nothing is.
-        norm: "", "offset", "values", which is a norm of queries, keys and values, or "behind" the
-            rotation.
+        norm: "", "offset", "values", which is a norm of queries, keys and values, "behind" the
+            rotation, or "layer", a LayerNorm before it.
         growth: the factor of rotated queries.
         over_row: whether the norms of queries and keys are those of all heads side by side.
+        over_each: whether each head has weights of its own.
         gated: whether the output is multiplied by sigmoids of gates.
         padding: the number of padded requests, and of padded tokens.
         has_float8: whether keys and values are in FP8.
+        value_dim: the width of a value; None: that of a key. Each value is behind its key then.
     """
 
     contexts: tuple[int, ...] = CONTEXTS
@@ -64,6 +66,7 @@ class Decodes:
     norm: str | None = None
     growth: QueryGrowth | None = None
     over_row: bool = False
+    over_each: bool = False
     gated: bool = False
     window: Window | None = None
     soft_cap: float | None = None
@@ -73,6 +76,7 @@ class Decodes:
     padding: int = 0
     loads_first: bool = False
     has_float8: bool = False
+    value_dim: int | None = None
 
     @property
     def counts_of_all(self) -> tuple[int, ...]:
@@ -92,9 +96,9 @@ class Step:
         blocks = [-(-context // case.block_size) for context in case.contexts]
         order = draw.permutation(sum(blocks) + 2).int().cpu()
         table = torch.full((requests + case.padding, max(blocks) + 2), 2**30, dtype=torch.int32)
-        cache = poisoned(
-            2, len(order), case.block_size, case.kv_heads, case.dim, dtype=dtype, device="cpu"
-        )
+        sizes = [case.dim, case.value_dim or case.dim]
+        shape = len(order), case.block_size, case.kv_heads
+        cache = poisoned(*shape, sum(sizes), dtype=dtype, device="cpu")
         slots, taken = [], 0
         for row, (count, context, new) in enumerate(
             zip(blocks, case.contexts, case.counts_of_all, strict=True)
@@ -104,23 +108,31 @@ class Step:
             table[row, :count] = ids
             places = (ids[:, None] * case.block_size + torch.arange(case.block_size)).flatten()
             before = places[: context - new].long()
-            for half in cache:
-                half.view(-1, case.kv_heads, case.dim)[before] = draw.normal(
-                    context - new, case.kv_heads, case.dim, dtype=dtype
-                ).cpu()
+            cache.view(-1, case.kv_heads, sum(sizes))[before] = draw.normal(
+                context - new, case.kv_heads, sum(sizes), dtype=dtype
+            ).cpu()
             slots += places[context - new : context].tolist()
-        self.cache = (to_float8(cache) if case.has_float8 else cache).to(draw.device)
+        cache = (to_float8(cache) if case.has_float8 else cache).to(draw.device)
+        halves = cache.split_with_sizes(sizes, dim=-1)
+        self.cache = torch.stack(halves) if case.value_dim is None else halves
         self.table = table.to(draw.device)
         self.slots = torch.tensor(slots + [-1] * case.padding, device=draw.device)
         counts = [*case.counts_of_all, *([0] * case.padding)]
         self.starts = torch.tensor([0, *counts]).cumsum(0).to(draw.device, torch.int32)
         contexts = [*case.contexts, *([0] * case.padding)]
         self.contexts = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
-        width = case.heads + 2 * case.kv_heads
-        rows = draw.normal(padded, width + case.heads + 1, case.dim, dtype=dtype)
+        # Queries, keys, values, gates, and what is none of them.
+        widths = [(case.heads + case.kv_heads) * case.dim, case.kv_heads * sizes[1]]
+        widths += [case.heads * sizes[1], case.dim]
+        rows = draw.normal(padded, sum(widths), dtype=dtype)
         rows[case.tokens :] = torch.nan
-        self.heads = rows[:, :width]
-        self.gates = rows[:, width : width + case.heads] if case.gated else None
+        heads, values, gates, _ = rows.split_with_sizes(widths, dim=1)
+        self.heads, self.values = heads.unflatten(1, (-1, case.dim)), None
+        if case.value_dim is None:
+            self.heads = rows[:, : sum(widths[:2])].unflatten(1, (-1, case.dim))
+        else:
+            self.values = values.unflatten(1, (-1, sizes[1]))
+        self.gates = gates.unflatten(1, (-1, sizes[1])) if case.gated else None
         self.cos = self.sin = None
         if case.rotary_dim is not None:
             angles = draw.normal(padded, case.rotary_dim // 2, scale=3.0)
@@ -129,19 +141,22 @@ class Step:
             self.cos[case.tokens :] = self.sin[case.tokens :] = torch.nan
         self.norms = None
         if case.norm is not None:
-            counts = (case.heads, case.kv_heads) if case.over_row else (1, 1)
-            weights = (draw.normal(count * case.dim, dtype=dtype) for count in counts)
+            has_own = case.over_row or case.over_each
+            counts = (case.heads, case.kv_heads) if has_own else (1, 1)
+            weights = [draw.normal(count * case.dim, dtype=dtype) for count in counts]
+            if case.over_each:
+                weights = [weight.unflatten(0, (-1, case.dim)) for weight in weights]
             offset = 1.0 if case.norm == "offset" else 0.0
-            kinds = case.norm == "values", case.norm == "behind"
+            kinds = case.norm == "values", case.norm == "behind", case.norm == "layer"
             self.norms = HeadNorms(*weights, EPS, offset, *kinds)
         self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
         self.scale = 1.3 * case.dim**-0.5
-        shape = padded, case.heads, case.dim
+        shape = padded, case.heads, sizes[1]
         self.out = poisoned(*shape, dtype=dtype, device=draw.device)
         self.scratch = None
         if case.num_splits > 1:
-            sizes = padded + 1, case.heads, case.num_splits, case.dim
-            self.scratch = AttentionScratch.allocate(*sizes, draw.device)
+            of_parts = padded + 1, case.heads, case.num_splits, sizes[1]
+            self.scratch = AttentionScratch.allocate(*of_parts, draw.device)
             self.scratch.sums.fill_(torch.nan)
             self.scratch.stats.fill_(torch.nan)
 
@@ -152,21 +167,21 @@ class Step:
         decode_attention(
             self.out, self.heads, *self.cache, *step, case.config, self.scale, *rotation, *rules,
             max_tokens=case.max_tokens, loads_first=case.loads_first, gates=self.gates,
-            growth=case.growth, **options,
+            growth=case.growth, values=self.values, **options,
         )  # fmt: skip
         return self.out
 
-    def want(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def want(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the output, and the cache."""
-        case, cache = self.case, self.cache.clone()
-        query = torch.empty_like(self.out)
+        case, cache = self.case, [half.clone() for half in self.cache]
+        query = torch.empty_like(self.heads[:, : case.heads])
         tables = (None, None) if self.cos is None else (self.cos[:, None], self.sin[:, None])
         rows = zip(case.contexts, case.counts_of_all, strict=True)
         positions = [torch.arange(context - count, context) for context, count in rows]
         of_tokens = torch.cat([*positions, torch.zeros(case.padding, dtype=torch.int64)])
         rope_and_write(
             query, *cache, self.heads, *tables, self.slots, self.norms, case.interleaved,
-            case.growth, of_tokens.to(query.device),
+            case.growth, of_tokens.to(query.device), self.values,
         )  # fmt: skip
         step = self.table, self.starts, self.contexts
         rules = case.window, case.soft_cap, self.sinks
@@ -179,8 +194,9 @@ class Step:
         limits = tolerances(got.dtype)
         assert got[tokens:].isnan().all(), "a padded token was written"
         assert_close(got[:tokens], wanted[:tokens], *limits)
-        assert torch.equal(self.cache.isnan(), cache.isnan()), "another slot was written"
-        assert_close(self.cache.nan_to_num(), cache.nan_to_num(), *limits)
+        for half, want in zip(self.cache, cache, strict=True):
+            assert torch.equal(half.isnan(), want.isnan()), "another slot was written"
+            assert_close(half.nan_to_num(), want.nan_to_num(), *limits)
         if self.scratch is not None:
             assert not self.scratch.counters.any(), "a counter was left"
         return got
@@ -194,6 +210,21 @@ class DecodeAttentionConformance:
     def test_decodes(self, draw, dtype, feature, splits, loads_first, new):
         options = {"num_splits": splits, "loads_first": loads_first, **FEATURES[feature]}
         Step(draw, dtype, Decodes(**options, **new)).check()
+
+    @pytest.mark.parametrize(
+        ("sizes", "feature", "splits", "new"),
+        diagonal(
+            [(24, 16), (16, 80), (192, 128)],
+            ["plain", "window, cap and sinks"],
+            [1, 4],
+            [ONE, SEVERAL],
+        ),
+    )
+    @pytest.mark.parametrize("others", [{}, {"gated": True, "norm": "values"}])
+    def test_values_of_another_width(self, draw, dtype, sizes, feature, splits, new, others):
+        options = {"dim": sizes[0], "value_dim": sizes[1], "num_splits": splits, "padding": 2}
+        options |= FEATURES[feature] | new | others
+        Step(draw, dtype, Decodes(**options)).check()
 
     @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
     @pytest.mark.parametrize("norm", [None, "", "offset", "values", "behind"])
@@ -217,6 +248,17 @@ class DecodeAttentionConformance:
     def test_norms_of_all_heads(self, draw, dtype, norm, rotary_dim, interleaved, new):
         options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
         Step(draw, dtype, Decodes((9, 3), dim=24, over_row=True, **options, **new)).check()
+
+    @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
+    @pytest.mark.parametrize("norm", ["", "layer", "behind"])
+    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(None, False), (24, False), (8, True)])
+    @pytest.mark.parametrize("over_each", [False, True])
+    def test_norms_of_each_head(self, draw, dtype, norm, rotary_dim, interleaved, new, over_each):
+        options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
+        case = Decodes((9, 3), dim=24, heads=6, over_each=over_each, **options, **new)
+        step = Step(draw, dtype, case)
+        step.heads += 0.5
+        step.check()
 
     @pytest.mark.parametrize(
         ("all_heads", "max_tokens", "splits"),

@@ -156,6 +156,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "deepseek": {"n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1},
     "deepseek_v2": LATENT | GROUPS | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": LATENT | GROUPS | {"first_k_dense_replace": 1, "kv_lora_rank": 32},
     "glm4_moe": GROUPS | {"head_dim": 16, "use_qk_norm": True, "moe_intermediate_size": 24},
@@ -191,6 +192,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mellum": EXPERTS | {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "minicpm3": {name: LATENT[name] for name in LATENT if "moe" not in name}
     | {"num_key_value_heads": 4, "q_lora_rank": 40},
+    "bailing_moe_v2": EXPERTS
+    | {"head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    "laguna": EXPERTS
+    | {"head_dim": 16, "layer_types": LAYER_TYPES, "sliding_window": 5}
+    | {"num_attention_heads_per_layer": [2, 4], "shared_expert_intermediate_size": 48},
+    "mimo_v2_flash": {
+        "num_key_value_heads": 1,
+        "head_dim": 24,
+        "v_head_dim": 16,
+        "sliding_window": 5,
+        "layer_types": LAYER_TYPES,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+    },
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3}
     | {"head_dim": 16, "rotary_dim": 8},
     "hunyuan_v1_dense": {"head_dim": 16},
@@ -216,7 +232,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hyperclovax": {"residual_multiplier": 0.4, "logits_scaling": 0.5},
     "jais2": {},
     "vaultgemma": {"head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 1.5},
-    "cohere": {},
+    "cohere": {"use_qk_norm": True},
     "ernie4_5": {"head_dim": 16, "use_bias": True},
     "exaone4": {"sliding_window": 5, "layer_types": LAYER_TYPES},
     "gemma": {"head_dim": 16},
@@ -236,7 +252,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "phimoe": {"num_local_experts": 4, "intermediate_size": 24, "router_jitter_noise": 0.3},
     "opt": {"ffn_dim": 96},
     "seed_oss": {"head_dim": 16, "attention_out_bias": True},
-    "stablelm": {"use_parallel_residual": True, "use_qkv_bias": True},
+    "stablelm": {"use_parallel_residual": True, "use_qkv_bias": True, "qk_layernorm": True},
     "starcoder2": {"sliding_window": 5},
     "cohere2_moe": {"num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2}
     | {"expert_selection_fn": "sigmoid", "sliding_window": 5, "layer_types": LAYER_TYPES}

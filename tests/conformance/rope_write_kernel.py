@@ -40,14 +40,20 @@ class Step:
         offset=0.0,
         rotary_dim=None,
         interleaved=False,
+        value_dim=None,
     ):
-        self.heads = draw.normal(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+        self.heads, self.values = draw.normal(tokens, heads + 2 * kv_heads, dim, dtype=dtype), None
         angles = draw.normal(tokens, 1, (rotary_dim or dim) // 2, scale=3.0)
         self.cos = torch.cat((angles.cos(), angles.cos()), -1).to(dtype)
         self.sin = torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
         self.slots = draw.permutation(blocks * block_size)[:tokens].clone()
         shape = (2, blocks, block_size, kv_heads, dim)
         self.cache = poisoned(*shape, dtype=dtype, device=draw.device)
+        if value_dim is not None:
+            self.heads = self.heads[:, : heads + kv_heads]
+            self.values = draw.normal(tokens, kv_heads + 1, value_dim, dtype=dtype)[:, :kv_heads]
+            both = poisoned(*shape[1:-1], dim + value_dim, dtype=dtype, device=draw.device)
+            self.cache = both.split_with_sizes([dim, value_dim], dim=-1)
         self.query = poisoned(tokens, heads, dim, dtype=dtype, device=draw.device)
         self.norms, self.interleaved = None, interleaved
         self.growth = None
@@ -59,16 +65,17 @@ class Step:
     def run(self, function, query, cache):
         function(
             query, *cache, self.heads, self.cos, self.sin, self.slots, self.norms,
-            self.interleaved, self.growth, self.positions,
+            self.interleaved, self.growth, self.positions, self.values,
         )  # fmt: skip
 
     def check(self, tolerances):
-        query, cache = self.query.clone(), self.cache.clone()
+        query, cache = self.query.clone(), [half.clone() for half in self.cache]
         self.run(plain.rope_and_write, query, cache)
         self.run(rope_and_write, self.query, self.cache)
         assert_close(self.query, query, *tolerances)
-        assert torch.equal(self.cache.isnan(), cache.isnan())
-        assert_close(self.cache.nan_to_num(), cache.nan_to_num(), *tolerances)
+        for half, want in zip(self.cache, cache, strict=True):
+            assert torch.equal(half.isnan(), want.isnan())
+            assert_close(half.nan_to_num(), want.nan_to_num(), *tolerances)
 
 
 class RopeWriteConformance:
@@ -97,6 +104,14 @@ class RopeWriteConformance:
         step.norms = step.norms._replace(has_values=True)
         step.check(tolerances(dtype))
 
+    @pytest.mark.parametrize("has_norm", [False, True])
+    @pytest.mark.parametrize(("dim", "value_dim"), [(24, 16), (16, 30), (192, 128)])
+    def test_values_of_another_width(self, draw, dtype, dim, value_dim, has_norm):
+        step = Step(draw, dtype, 5, 9, 3, dim, has_norms=True, rotary_dim=8, value_dim=value_dim)
+        step.norms = step.norms._replace(has_values=has_norm)
+        step.slots[1] = -1
+        step.check(tolerances(dtype))
+
     @pytest.mark.parametrize("offset", [0.0, 1.0])
     @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(24, False), (8, True)])
     def test_norms_behind_the_rotation(self, draw, dtype, rotary_dim, interleaved, offset):
@@ -120,6 +135,26 @@ class RopeWriteConformance:
         step.norms = step.norms._replace(key=None)
         step.check(tolerances(dtype))
         assert step.cache.isnan().all()
+
+    @pytest.mark.parametrize("is_centered", [False, True])
+    @pytest.mark.parametrize("is_behind", [False, True])
+    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(24, False), (8, True)])
+    def test_weights_of_each_head(
+        self, draw, dtype, rotary_dim, interleaved, is_behind, is_centered
+    ):
+        step = Step(draw, dtype, 3, 9, 3, 24, 8, 6, True, 0.0, rotary_dim, interleaved)
+        weights = {"query": draw.normal(9, 24, dtype=dtype), "key": draw.normal(3, 24, dtype=dtype)}
+        kinds = {"is_behind": is_behind, "is_centered": is_centered}
+        step.norms = step.norms._replace(**weights, **kinds)
+        step.heads += 0.5
+        step.check(tolerances(dtype))
+
+    @pytest.mark.parametrize("offset", [0.0, 1.0])
+    def test_layer_norms(self, draw, dtype, offset):
+        step = Step(draw, dtype, 3, 4, 2, 24, has_norms=True, offset=offset, rotary_dim=8)
+        step.norms = step.norms._replace(is_centered=True, has_values=True)
+        step.heads += 0.5
+        step.check(tolerances(dtype))
 
     @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(8, False), (24, True), (8, True)])
     def test_a_part_of_each_head_and_neighbours(self, draw, dtype, rotary_dim, interleaved):

@@ -68,7 +68,10 @@ LONG_ONLY = LONG | {"short_factor": LONG["long_factor"]}
 """transformers takes the short factors for short texts, llama.cpp and an engine the long ones."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {}) for kind in VARIANTS if kind not in NOT_IN_GGUF},
-    "cohere": ("cohere", {"attention_bias": False}),  # llama.cpp leaves them out
+    # llama.cpp leaves biases out, and has norms of heads in models of at least 64 layers alone.
+    "cohere": ("cohere", {"attention_bias": False, "use_qk_norm": False}),
+    "command r+": ("cohere", {"attention_bias": False, "num_hidden_layers": 64}),
+    "stablelm without norms of heads": ("stablelm", {"qk_layernorm": False}),
     "granite 4 without experts": (
         "granite_moe_hybrid",
         {"num_local_experts": 0, "position_embedding_type": "rope"},

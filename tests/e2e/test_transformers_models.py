@@ -43,7 +43,7 @@ RUNS = {
     "bert-generation", "bitnet", "cohere_compass_text", "ctrl",
     "electra", "emu3", "ernie",
     "flint", "fuyu", "gemma4_unified_text", "got_ocr2",
-    "jetmoe", "kolibri1", "laguna", "longcat_flash", "mimo_v2_flash",
+    "jetmoe", "kolibri1", "longcat_flash",
     "minimax_m3_vl_text", "mllama", "modernbert-decoder",
     "moshi", "persimmon", "phi4_multimodal",
     "roc_bert",

@@ -152,6 +152,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     ),
     "seed-oss": ("seed_oss", {"attention_out_bias": True, "head_dim": 16}, None),
     "stablelm": ("stablelm", {"use_qkv_bias": True}, None),
+    "cohere with norms of heads": ("cohere", {"use_qk_norm": True}, None),
+    "stablelm with norms of heads": (
+        "stablelm",
+        {"qk_layernorm": True, "use_parallel_residual": True},
+        None,
+    ),
     "stablelm parallel": ("stablelm", {"use_parallel_residual": True}, None),
     "starcoder2": ("starcoder2", {"sliding_window": 7}, None),
     "lfm2": (
@@ -228,6 +234,19 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         add_further_layer,
     ),
     "deepseek v2 lite": ("deepseek_v2", READ_ALONE["deepseek v2"][1] | {"q_lora_rank": None}, None),
+    "deepseek moe": (
+        "deepseek",
+        {"n_routed_experts": 5, "num_experts_per_tok": 2, "n_shared_experts": 2}
+        | {"moe_intermediate_size": 24, "first_k_dense_replace": 1},
+        None,
+    ),
+    "ling 2.0": (
+        "bailing_moe_v2",
+        EXPERTS
+        | {"num_experts": 6, "n_group": 3, "topk_group": 2, "head_dim": 16}
+        | {"routed_scaling_factor": 2.5},
+        None,
+    ),
     "minimax m2": (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16, "rotary_dim": 8},

@@ -258,7 +258,7 @@ def _add_experts_of_deepseek(writer: gguf.GGUFWriter, config: Any) -> None:
     if num_dense is None:
         num_dense = config.mlp_layer_types.count("dense")
     writer.add_leading_dense_block_count(num_dense)
-    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_scale(getattr(config, "routed_scaling_factor", 1.0))
     if config.norm_topk_prob:
         writer.add_expert_weights_norm(True)
 
@@ -266,6 +266,13 @@ def _add_experts_of_deepseek(writer: gguf.GGUFWriter, config: Any) -> None:
 def _add_dots1(writer: gguf.GGUFWriter, config: Any) -> None:
     _add_experts_of_deepseek(writer, config)
     writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _add_bailing(writer: gguf.GGUFWriter, config: Any) -> None:
+    _add_dots1(writer, config)
+    _add_partial(writer, config)
+    writer.add_expert_group_count(config.n_group)
+    writer.add_expert_group_used_count(config.topk_group)
 
 
 def _add_minicpm3(writer: gguf.GGUFWriter, config: Any) -> None:
@@ -401,6 +408,8 @@ OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "minimax_m2": _add_minimax,
     "afmoe": _add_afmoe,
     "dots1": _add_dots1,
+    "bailing_moe_v2": _add_bailing,
+    "deepseek": _add_experts_of_deepseek,
     "jamba": _add_jamba,
     "minicpm3": _add_minicpm3,
     **dict.fromkeys(LATENTS, _add_deepseek2),

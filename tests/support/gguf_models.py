@@ -71,6 +71,8 @@ ARCHITECTURES = {
     **dict.fromkeys(LATENTS, gguf.MODEL_ARCH.DEEPSEEK2),
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
+    "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2,
+    "deepseek": gguf.MODEL_ARCH.DEEPSEEK,
     "dots1": gguf.MODEL_ARCH.DOTS1,
     "mamba": gguf.MODEL_ARCH.MAMBA,
     "falcon_mamba": gguf.MODEL_ARCH.MAMBA,
@@ -83,7 +85,7 @@ ARCHITECTURES = {
 }
 PERMUTED = (
     *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
-    *("granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
+    *("deepseek", "granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
 )
 _UNROUNDED = (
     *("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", "_norm."),
@@ -334,7 +336,8 @@ def _renamed(name: str) -> str:
 def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
     """The tensors as llama.cpp's conversion stores them, with their names in a checkpoint."""
     family = model.config.model_type
-    for name, tensor in _stacked(model.state_dict()).items():
+    stacked = _stacked(model.state_dict())
+    for name, tensor in (_fused(stacked) if family in FUSED else stacked).items():
         values = tensor.float().numpy()
         if family in _ARRANGED:
             yield from _ARRANGED[family](name, values, model.config)
@@ -359,16 +362,35 @@ def stored_values(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
             yield name, _without_dimension(name, values)
 
 
+FUSED = ("bailing_moe_v2",)
+"""The types of models whose queries, keys and values are one tensor in any file."""
+
+
+def _fused(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with one tensor for queries, keys and values."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        prefix, projection, _ = name.partition(".self_attn.q_proj.weight")
+        if projection:
+            parts = [tensors[name.replace("q_proj", f"{kind}_proj")] for kind in "qkv"]
+            found[f"{prefix}.attention.query_key_value.weight"] = torch.cat(parts)
+        elif not name.endswith((".self_attn.k_proj.weight", ".self_attn.v_proj.weight")):
+            found[name] = tensor
+    return found
+
+
 def _stacked(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with one tensor for all projections of streams of a kind."""
+    """The same with one tensor for all projections of streams of a kind, and for the norms of all
+    heads."""
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
         kind, _, number = name.removesuffix(".weight").rpartition(".")
-        if not kind.startswith("model.altup_"):
+        if not kind.startswith("model.altup_") and not kind.endswith("layernorm.norms"):
             found[name] = tensor
         elif number == "0":
             every = [each for each in tensors if each.startswith(f"{kind}.")]
-            found[f"{kind}.weight"] = torch.stack([tensors[each] for each in every])
+            together = torch.stack([tensors[each] for each in every])
+            found[f"{kind.removesuffix('.norms')}.weight"] = together
     return found
 
 
@@ -622,8 +644,17 @@ def _of_mamba(name: str, values: Array, config: Any) -> Iterator[tuple[str, Arra
         yield name.replace(".dt_bias", ".dt_proj.bias"), values
 
 
+def _of_bailing(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """Gates and ups of experts are apart."""
+    if name.endswith("experts.gate_up_proj"):
+        yield from _halves(f"{name}.weight", "gate_up_proj", values)
+    else:
+        yield f"{name}.weight" if name.endswith("experts.down_proj") else name, values
+
+
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
+    "bailing_moe_v2": _of_bailing,
     "gemma3n_text": _of_gemma3n,
     "llama4_text": _of_llama4,
     "gemma4_text": _of_gemma4,

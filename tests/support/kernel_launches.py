@@ -185,6 +185,12 @@ def rows(capability: int) -> None:
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, norms)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, interleaved=True)
     rope_and_write(
+        query, cache[0], cache[1][..., :64], heads[:, :40], angles, angles, slots,
+        values=heads[:, 40:, :64].contiguous(),
+    )  # fmt: skip
+    of_each = HeadNorms(query[0], heads[0, :8].clone(), 1e-5, is_centered=True)
+    rope_and_write(query, cache[0], cache[1], heads, part, part, slots, of_each, interleaved=True)
+    rope_and_write(
         query, cache[0], cache[1], heads, angles, angles, slots,
         growth=QueryGrowth(0.1, 16384), positions=slots,
     )  # fmt: skip
@@ -642,9 +648,12 @@ def sampler() -> None:
 ENCODER = (12, 12, 64)
 """The query heads, the kv heads and the head size of BERT and ModernBERT."""
 SHAPES = (
-    (32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80), (16, 2, 512), ENCODER
+    (32, 8, 128), (32, 8, 64), (16, 8, 256), (28, 4, 128), (32, 8, 80), (16, 2, 512), ENCODER,
+    (64, 8, 192),
 )  # fmt: skip
 """Query heads, kv heads, and the head size."""
+VALUE_DIMS = {192: 128}
+"""For the sizes of keys that are wider than values, of MiMo-V2-Flash, the size of these."""
 
 
 @dataclass(frozen=True)
@@ -685,15 +694,27 @@ OTHER_DECODES = (
     *itertools.product(((16, 2, 256), (8, 2, 256)), ("gates",), (1, 2)),
     *itertools.product(((32, 32, 128), (40, 8, 128)), ("row norms",), (1, 2, 5, 9)),
     *itertools.product(((32, 8, 128),), ("norms behind", "growth"), (1, 5)),
+    *itertools.product(((96, 8, 128), (32, 8, 160)), ("norms of each",), (1, 2)),
     *itertools.product(((8, 1, 256), (8, 1, 512)), ("no keys",), (1, 2)),
-    *itertools.product(((8, 1, 512),), ("",), (1, 2)),
+    *itertools.product(((8, 1, 512), (64, 4, 192)), ("",), (1, 2)),
     ((20, 20, 64), "others alone", 1),
 )
 """Decodes with gates, of Qwen3-Next-80B-A3B and Qwen3.5-0.8B, with norms of all heads side by side,
-of OLMo-2-7B and 32B, with norms behind the rotation, of Hunyuan-A13B, with queries that grow, of
-Ministral-3-8B, of Gemma 4 E2B, of layers that read the keys and values of another one and of those
-with heads of 512, and of Whisper large, of an encoder's: heads, feature, tokens of a request."""
+of OLMo-2-7B and 32B, with norms behind the rotation, of Hunyuan-A13B, with LayerNorms of each head,
+of Command R+ and StableLM-2-12B, with queries that grow, of Ministral-3-8B, of Gemma 4 E2B, of
+layers that read the keys and values of another one and of those with heads of 512, of
+MiMo-V2-Flash, and of Whisper large, of an encoder's: heads, feature, tokens of a request."""
 FLOAT8_VARIANTS = (DECODE, SPLIT_DECODE, PREFILL, replace(PREFILL, window=1024), BOTH_WAYS)
+
+
+def halves(kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and the values of a cache, as the engine lays them out."""
+    value_dim = VALUE_DIMS.get(dim, dim)
+    if value_dim == dim:
+        keys, values = empty(2, 8, 16, kv_heads, dim, dtype=dtype)
+        return keys, values
+    both = empty(8, 16, kv_heads, dim + value_dim, dtype=dtype)
+    return both[..., :dim], both[..., dim:]
 
 
 def attention(
@@ -711,14 +732,15 @@ def attention(
     config = table_entry(key, dim, per_kv, variant.max_query_len, dtype)
     facts |= {"dtype": str(dtype), "shape": shape} | asdict(variant) | asdict(config)
     facts["has_float8"] = has_float8
-    cache = empty(2, 8, 16, kv_heads, dim, dtype=torch.float8_e4m3fn if has_float8 else dtype)
-    query = empty(4, heads, dim, dtype=dtype)
+    kept = torch.float8_e4m3fn if has_float8 else dtype
+    cache, query = halves(kv_heads, dim, kept), empty(4, heads, dim, dtype=dtype)
+    out = empty(4, heads, cache[1].shape[3], dtype=dtype)
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
     ends = empty(4, dtype=torch.int32) if variant.has_ends else None
     biases = empty(heads, 1023, dtype=torch.float32) if variant.has_biases else None
-    scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
+    scratch = AttentionScratch.allocate(4, heads, splits, out.shape[2], torch.device("cpu"))
     paged_attention(
-        query.clone(), query, cache[0], cache[1], table, starts, starts[1:], config,
+        out, query, cache[0], cache[1], table, starts, starts[1:], config,
         0.1, variant.window, 30.0 if variant.has_cap else None,
         query[0, :, 0].clone() if variant.has_sinks else None, splits, scratch, variant.masks_all,
         ends, biases,
@@ -747,29 +769,37 @@ def decodes(
             continue
         facts |= {"shape": shape, "splits": splits, "tokens": count} | asdict(config)
         facts |= {"has_float8": has_float8, "feature": feature}
-        rows, angles = empty(4, heads + 2 * kv_heads, dim), empty(4, dim)
-        norms = None
+        value_dim, angles, norms = VALUE_DIMS.get(dim, dim), empty(4, dim), None
+        width = (heads + kv_heads) * dim
+        every = empty(4, width + kv_heads * value_dim)
+        rows = every[:, :width].unflatten(1, (-1, dim))
+        values: torch.Tensor | None = every[:, width:].unflatten(1, (-1, value_dim))
         if feature in ("no keys", "others alone"):
-            rows = rows[:, :heads]
+            rows, values = rows[:, :heads], None
         elif feature:
-            counts_of_heads = (heads, kv_heads) if feature == "row norms" else (1, 1)
-            of_queries, of_keys = (empty(each * dim) for each in counts_of_heads)
-            norms = HeadNorms(of_queries, of_keys, 1e-6, is_behind=feature == "norms behind")
-        cache = empty(2, 8, 16, kv_heads, dim, dtype=kept)
+            has_own, each = feature in ("row norms", "norms of each"), feature == "norms of each"
+            counts_of_heads = (heads, kv_heads) if has_own else (1, 1)
+            of_queries, of_keys = (empty(number * dim) for number in counts_of_heads)
+            if each:
+                of_queries, of_keys = of_queries.view(-1, dim), of_keys.view(-1, dim)
+            is_behind = feature == "norms behind"
+            norms = HeadNorms(of_queries, of_keys, 1e-6, is_behind=is_behind, is_centered=each)
+        cache = halves(kv_heads, dim, kept)
         table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
-        scratch = AttentionScratch.allocate(4, heads, splits, dim, torch.device("cpu"))
+        scratch = AttentionScratch.allocate(4, heads, splits, value_dim, torch.device("cpu"))
         is_dependent, ahead, is_split = capability >= 90, None, splits > 1
         if is_dependent and is_split and not feature:
-            ahead = WeightsAhead.of(2**24, empty(1024, heads * dim), empty(8192, 1024), True)
+            ahead = WeightsAhead.of(2**24, empty(1024, heads * value_dim), empty(8192, 1024), True)
         facts["asks_ahead"] = ahead is not None
         decode_attention(
-            empty(4, heads, dim), rows, cache[0], cache[1], table, starts, starts[1:],
+            empty(4, heads, value_dim), rows, *cache, table, starts, starts[1:],
             empty(4, dtype=torch.int64), config, 0.1, angles, angles, norms, num_splits=splits,
             scratch=scratch, max_tokens=count, loads_first=is_split and (count > 1 or is_dependent),
             is_dependent=is_dependent, ahead=ahead,
             gates=empty(4, heads, dim) if feature == "gates" else None,
             growth=QueryGrowth(0.1, 16384) if feature == "growth" else None,
             sees_new=feature != "others alone",
+            values=values,
         )  # fmt: skip
     facts.clear()
 

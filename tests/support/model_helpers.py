@@ -11,6 +11,7 @@ from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
+from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
@@ -69,6 +70,7 @@ from transformers import (
     Jais2Config,
     JambaConfig,
     KimiLinearConfig,
+    LagunaConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     Llama4TextConfig,
@@ -76,6 +78,7 @@ from transformers import (
     Mamba2Config,
     MambaConfig,
     MellumConfig,
+    MiMoV2FlashConfig,
     MiniCPM3Config,
     MiniMaxM2Config,
     Ministral3Config,
@@ -139,6 +142,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "afmoe": AfmoeConfig,
     "apertus": ApertusConfig,
     "arcee": ArceeConfig,
+    "bailing_moe_v2": BailingMoeV2Config,
     "exaone": ExaoneConfig,
     "internlm3": InternLM3Config,
     "iquestcoder": IQuestCoderConfig,
@@ -149,6 +153,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "cohere2": Cohere2Config,
     "cwm": CwmConfig,
     "dbrx": DbrxConfig,
+    "deepseek": DeepseekConfig,
     "deepseek_v2": DeepseekV2Config,
     "deepseek_v3": DeepseekV3Config,
     "deepseek_v32": DeepseekV32Config,
@@ -187,6 +192,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "minicpm3": MiniCPM3Config,
     "minicpm": MiniCPMConfig,
     "mimo": MiMoConfig,
+    "mimo_v2_flash": MiMoV2FlashConfig,
     "decilm": DeciLMConfig,
     "minimax_m2": MiniMaxM2Config,
     "helium": HeliumConfig,
@@ -197,6 +203,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "granite_swa": GraniteSWAConfig,
     "hunyuan_v1_dense": HunYuanDenseV1Config,
     "hunyuan_v1_moe": HunYuanMoEV1Config,
+    "laguna": LagunaConfig,
     "lfm2": Lfm2Config,
     "lfm2_moe": Lfm2MoeConfig,
     "llama": LlamaConfig,
@@ -251,6 +258,10 @@ STATE_PARAMETERS = (
 streams."""
 
 
+HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
+"""Norms that have weights of their own for each head."""
+
+
 def reference_model(
     family: str, scale: float = 1.0, dtype: str = "float32", **options: Any
 ) -> PreTrainedModel:
@@ -261,7 +272,7 @@ def reference_model(
     model = model_of(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            is_norm = "norm" in name and parameter.ndim == 1
+            is_norm = "norm" in name and (parameter.ndim == 1 or name.endswith(HEAD_NORMS))
             if is_norm or ".ln_" in name or name.endswith("scale"):
                 parameter.normal_(1.0, 0.2)
             elif name.endswith(STATE_PARAMETERS):

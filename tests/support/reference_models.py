@@ -14,6 +14,7 @@ import torch
 import transformers
 from support.auto_model import model_of
 from support.one_thread import one_thread
+from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
 from support.scoring import choices
 from support.variants import diagonal, slow
 
@@ -144,6 +145,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 48}),
     "glm4": ("Glm4", {"head_dim": 16}),
+    "deepseek": (
+        "Deepseek",
+        {"n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2}
+        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_key_value_heads": 4},
+    ),
+    "bailing_moe_v2": (
+        "BailingMoeV2",
+        ROUTER | {"head_dim": 16, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+    ),
     "afmoe": (
         "Afmoe",
         ROUTER
@@ -161,7 +171,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "jais2": ("Jais2", {}),
     "vaultgemma": ("VaultGemma", {"head_dim": 16, "sliding_window": 48}),
-    "cohere": ("Cohere", {"attention_bias": True}),
+    "cohere": ("Cohere", {"attention_bias": True, "use_qk_norm": True}),
     "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
     "ernie4_5_moe": (
         "Ernie4_5_Moe",
@@ -188,7 +198,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("Phi", {"num_key_value_heads": 4}),
     "opt": ("OPT", {"ffn_dim": 96}),
     "seed_oss": ("SeedOss", {"head_dim": 16, "attention_out_bias": True}),
-    "stablelm": ("StableLm", {"use_parallel_residual": True}),
+    "stablelm": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True}),
     "starcoder2": ("Starcoder2", {"sliding_window": 48}),
     "gpt2": ("GPT2", {"n_inner": 96}),
     "granite": ("Granite", {"residual_multiplier": 0.4, "attention_multiplier": 0.3}),
@@ -229,6 +239,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         ROUTER
         | {"head_dim": 16, "sliding_window": 48}
         | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "laguna": (
+        "Laguna",
+        ROUTER
+        | {"head_dim": 16, "sliding_window": 48, "shared_expert_intermediate_size": 48}
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+        | {"num_attention_heads_per_layer": [2, 4, 6]},
+    ),
+    "mimo_v2_flash": (
+        "MiMoV2Flash",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "sliding_window": 48,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+        },
     ),
     "minicpm3": (
         "MiniCPM3",
@@ -373,7 +403,7 @@ WITH_EXPERTS = (
     *("afmoe", "ernie4_5_moe", "exaone_moe", "flex_olmo"),
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
-    *("dots1", "phimoe", "dbrx"),
+    *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -384,7 +414,7 @@ NOT_IN_GGUF = (
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
-    *("exaone", "internlm3"),
+    *("exaone", "internlm3", "laguna", "mimo_v2_flash"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
@@ -470,7 +500,8 @@ def draw_weights(model: Any) -> None:
     that are all ones or zeros would hide a mistake."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if ("norm" in name and parameter.ndim == 1) or ".ln_" in name:
+            is_norm = parameter.ndim == 1 or name.endswith(("q_norm.weight", "k_norm.weight"))
+            if ("norm" in name and is_norm) or ".ln_" in name:
                 parameter.normal_(1.0, 0.2)
             elif parameter.ndim == 1 or name.endswith(MIXING):
                 parameter.normal_(0.0, 0.5)
@@ -481,12 +512,17 @@ def draw_weights(model: Any) -> None:
                 buffer.normal_(0.0, 0.2)
 
 
+OTHERS = {each.__name__: each for each in (BailingMoeV2Config, DeepseekConfig)}
+"""The configurations that transformers lacks."""
+
+
 def make_model(kind: str, directory: Path, *, max_shard_size: str = "1GB", **config: Any) -> Any:
     """A random float32 model of transformers' in `directory`, with the bundled tokenizer."""
     family, variant = VARIANTS[kind]
     torch.manual_seed(7)
     name = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
-    settings = getattr(transformers, name)(**(SHAPE | variant | config))
+    make: Any = OTHERS.get(name) or getattr(transformers, name)
+    settings = make(**(SHAPE | variant | config))
     model = model_of(settings).eval()
     draw_weights(model)
     model.save_pretrained(directory, max_shard_size=max_shard_size)

@@ -185,12 +185,12 @@ def _attend_split(scratch, state, rows, padded, tile, heads, operands, vector, k
 def _attend(operands, piece, thread, num_threads, stored, kind):
     step, requests, heads = word(operands, 0), word(operands, 1), word(operands, 2)
     tile = find_tile(step, requests, heads, word(operands, 8), word(operands, 14), piece)
-    head_dim, num_kv_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_KV_HEADS)
+    num_kv_heads = word(heads, at.NUM_KV_HEADS)
     per_kv = word(heads, at.NUM_HEADS) // num_kv_heads
     rows = tile.num_queries * per_kv
     padded = word(heads, at.VALUE_ROW_BYTES) // itemsize(stored)
     address = word(operands, 9) + thread * word(operands, 10)
-    scratch = _divide_scratch(address, rows, head_dim, padded)
+    scratch = _divide_scratch(address, rows, word(heads, at.HEAD_DIM), padded)
     qkv_stride, out_stride = word(operands, 4), word(operands, 6)
     _load_queries(scratch, rows, tile, heads, word(operands, 3), qkv_stride)
     vector = tile.first_key // (KEY_VECTORS * word(heads, at.KEYS_PER_VECTOR)) * KEY_VECTORS
@@ -207,7 +207,8 @@ def _attend(operands, piece, thread, num_threads, stored, kind):
             return
         merge(total, state, rows, padded)
     store_output(
-        total, rows, padded, head_dim, per_kv, tile.kv_head * per_kv, word(operands, 12), kind,
+        total, rows, padded, word(heads, at.VALUE_DIM), per_kv, tile.kv_head * per_kv,
+        word(operands, 12), kind,
         word(operands, 5) + tile.first_token * out_stride, out_stride,
     )  # fmt: skip
 
@@ -222,7 +223,7 @@ def _count_merges(operands, piece, thread, num_threads):
 @compiled
 def _merge_splits(operands, piece, thread, num_threads, stored, kind):
     requests, heads = word(operands, 1), word(operands, 2)
-    num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
+    num_kv_heads = word(heads, at.NUM_KV_HEADS)
     request, kv_head = piece // num_kv_heads, piece % num_kv_heads
     first = word(word(requests, 7), request)
     if first < 0:
@@ -237,7 +238,8 @@ def _merge_splits(operands, piece, thread, num_threads, stored, kind):
         merge(total, state_at(word(operands, 13) + own, per_kv, padded), per_kv, padded)
     out_stride = word(operands, 6)
     store_output(
-        total, per_kv, padded, head_dim, per_kv, kv_head * per_kv, word(operands, 12), kind,
+        total, per_kv, padded, word(heads, at.VALUE_DIM), per_kv, kv_head * per_kv,
+        word(operands, 12), kind,
         word(operands, 5) + word(word(requests, 0), request) * out_stride, out_stride,
     )  # fmt: skip
 
@@ -253,7 +255,7 @@ Operands (addresses, if not marked as numbers; strides in bytes):
     2  heads: words, see `cache_layout.head_words`
     3  qkv: float32 rows, which begin with the query heads
     4  the stride of qkv (a number)
-    5  out: float32 rows, [num_heads, head_dim]
+    5  out: float32 rows, [num_heads, value_dim]
     6  the stride of out (a number)
     7  the layer's cache, see `CacheLayout`
     8  window: where the keys of a token begin, see `windows.window_number` (a number)

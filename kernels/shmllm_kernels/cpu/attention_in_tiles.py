@@ -233,7 +233,7 @@ def attend_by(tiles, operands, piece, thread, num_threads, kind):
     tiles.release()
     if tile.split < 0:
         store_output(
-            state_at(scratch.total, rows, padded), rows, padded, head_dim, per_kv,
+            state_at(scratch.total, rows, padded), rows, padded, word(heads, at.VALUE_DIM), per_kv,
             tile.kv_head * per_kv, word(operands, 12), kind,
             word(operands, 5) + tile.first_token * word(operands, 6), word(operands, 6),
         )  # fmt: skip

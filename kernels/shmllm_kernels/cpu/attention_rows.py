@@ -54,7 +54,7 @@ class KeyChunk(NamedTuple):
     value_stride: int
     key_bytes: int  # from a head's keys to its values
     head_dim: int
-    padded: int  # head_dim padded to whole vectors
+    padded: int  # value_dim padded to whole vectors
     heads_per_kv: int
     window: int  # see `windows.window_number`
     cap: float  # of scores, multiplied by log2(e); 0: none

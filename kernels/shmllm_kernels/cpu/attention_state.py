@@ -24,7 +24,7 @@ LOG2_E = 1.4426950408889634
 class State(NamedTuple):
     """The addresses of a state of some rows."""
 
-    out: int  # [rows, padded head_dim] float32: sums of weighted values
+    out: int  # [rows, padded value_dim] float32: sums of weighted values
     weight_sums: int  # [rows, LANES] float32
     max_scores: int  # [rows] float32
 
@@ -86,12 +86,12 @@ def merge(total, state, rows, padded):
 
 
 @compiled
-def store_output(state, rows, padded, head_dim, per_kv, first_head, sinks, kind, out, out_stride):
+def store_output(state, rows, padded, value_dim, per_kv, first_head, sinks, kind, out, out_stride):
     """Writes the sums of weighted values, divided by the sums of weights.
 
     Args:
         state: the state of the rows, which belong to one key-value head.
-        rows, padded, head_dim: the sizes.
+        rows, padded, value_dim: the sizes.
         per_kv: the number of query heads of each token.
         first_head: the first of them.
         sinks: the address of weights [num_heads] of dtype `kind`, each the score of a key without
@@ -108,7 +108,7 @@ def store_output(state, rows, padded, head_dim, per_kv, first_head, sinks, kind,
             factor = merge_factor(maxima[row], largest)
             total = total * factor + merge_factor(sink, largest)
         share = factor / total
-        target = floats(out + row // per_kv * out_stride + 4 * head * head_dim)
+        target = floats(out + row // per_kv * out_stride + 4 * head * value_dim)
         summed = floats(state.out + 4 * row * padded)
-        for j in range(head_dim):
+        for j in range(value_dim):
             target[j] = summed[j] * share + np.float32(0.0)  # adding 0 turns -0 into 0

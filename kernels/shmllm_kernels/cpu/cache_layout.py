@@ -3,7 +3,7 @@
 A block contains, for each key-value head, its keys and after them its values:
 
     keys    [head_dim, block_size padded to whole vectors]
-    values  [block_size, head_dim padded to whole vectors]
+    values  [block_size, value_dim padded to whole vectors]
     scales  [2, block_size padded to whole vectors] float32, of keys and values, if these are int8
 
 Keys are transposed, so that a vector holds one dimension of consecutive keys. For tile instructions
@@ -11,7 +11,7 @@ Keys are transposed, so that a vector holds one dimension of consecutive keys. F
 has them:
 
     keys    [head_dim padded to whole tiles / 2, block_size, 2 dimensions]
-    values  [block_size / 2, head_dim padded to whole tiles, 2 tokens]
+    values  [block_size / 2, value_dim padded to whole tiles, 2 tokens]
 
 A head's part of a block is contiguous, which helps prefetching and copying. Padding stays zero.
 Each token has a scale of its own: one for the whole block would change what earlier tokens were
@@ -57,16 +57,18 @@ class CacheLayout:
 
     Args:
         num_kv_heads: the number of key-value heads.
-        head_dim: the size of a head; even.
+        head_dim: the size of a key; even.
         block_size: the number of tokens in a block; a power of two.
         stored: the dtype name of the cache: float32, float16, bfloat16 or int8; or IN_TILES, whose
             blocks have whole tiles.
+        value_size: the size of a value; None: that of a key.
     """
 
     num_kv_heads: int
     head_dim: int
     block_size: int
     stored: str
+    value_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
@@ -82,6 +84,11 @@ class CacheLayout:
         return self.stored == IN_TILES
 
     @property
+    def value_dim(self) -> int:
+        """The size of a value."""
+        return self.head_dim if self.value_size is None else self.value_size
+
+    @property
     def itemsize(self) -> int:
         return STORED[dtype_of(self.stored)][1]
 
@@ -95,7 +102,7 @@ class CacheLayout:
     @property
     def values_shape(self) -> tuple[int, int]:
         """The shape of one head's values in a block, likewise."""
-        return self.block_size, _padded(self.head_dim, TILE_DIMS // 2 if self.is_tiled else LANES)
+        return self.block_size, _padded(self.value_dim, TILE_DIMS // 2 if self.is_tiled else LANES)
 
     @property
     def key_bytes(self) -> int:
@@ -161,6 +168,7 @@ def head_words(
         word_of_float(scale * math.log2(math.e)),
         layout.key_bytes + layout.value_bytes,
         layout.scale_row_bytes,
+        layout.value_dim,
     ]
     return np.array(words, np.int64)
 
@@ -180,5 +188,6 @@ def head_words(
     SCALE,  # the bits of the float32 scale * log2(e), the factor of queries
     SCALES_AT,  # from a head's keys to the scales of its keys
     SCALE_ROW_BYTES,  # from these to the scales of its values
-) = range(14)
+    VALUE_DIM,
+) = range(15)
 """The indices of the numbers that `head_words` returns."""

@@ -97,8 +97,8 @@ def _padded(head_dim):
 def store_token_in_tiles(heads, row, slot, cache):
     """Writes the keys and values of one token. row: address of its first key head."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
-    padded = _padded(head_dim)
-    shift = word(heads, at.BLOCK_SHIFT)
+    padded, value_dim = _padded(head_dim), word(heads, at.VALUE_DIM)
+    first_value, shift = row + 4 * num_kv_heads * head_dim, word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
     block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
     key_line, value_line = 2 * word(heads, at.DIMENSION_BYTES), 2 * word(heads, at.VALUE_ROW_BYTES)
@@ -106,7 +106,7 @@ def store_token_in_tiles(heads, row, slot, cache):
         keys = block + head * word(heads, at.HEAD_BYTES)
         values = keys + word(heads, at.KEY_BYTES) + (offset >> 1) * value_line
         _put_key(row + 4 * head * head_dim, head_dim, padded, keys + 4 * offset, key_line)
-        _put_value(row + 4 * (num_kv_heads + head) * head_dim, head_dim, values, offset & 1)
+        _put_value(first_value + 4 * head * value_dim, value_dim, values, offset & 1)
 
 
 @compiled
@@ -114,8 +114,8 @@ def store_tile(heads, row, stride, slot, cache):
     """Writes the keys and values of the tokens of a whole tile. row: address of the first key head
     of the first token; stride: bytes from one token to the next."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
-    padded = _padded(head_dim)
-    shift = word(heads, at.BLOCK_SHIFT)
+    padded, value_dim = _padded(head_dim), word(heads, at.VALUE_DIM)
+    first_value, shift = row + 4 * num_kv_heads * head_dim, word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
     block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
     key_line, value_line = 2 * word(heads, at.DIMENSION_BYTES), 2 * word(heads, at.VALUE_ROW_BYTES)
@@ -123,6 +123,6 @@ def store_tile(heads, row, stride, slot, cache):
         keys = block + head * word(heads, at.HEAD_BYTES)
         _put_keys(row + 4 * head * head_dim, stride, head_dim, padded, keys + 4 * offset, key_line)
         values = keys + word(heads, at.KEY_BYTES) + (offset >> 1) * value_line
-        source = row + 4 * (num_kv_heads + head) * head_dim
+        source = first_value + 4 * head * value_dim
         for i in range(0, TILE_KEYS, 2):
-            _put_values(source + i * stride, stride, head_dim, values + (i >> 1) * value_line)
+            _put_values(source + i * stride, stride, value_dim, values + (i >> 1) * value_line)

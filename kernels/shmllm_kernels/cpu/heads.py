@@ -7,7 +7,7 @@ the cache, if the layer has its own.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from shmllm_kernels.cpu.memory import (
     put_number,
     word,
 )
+from shmllm_kernels.cpu.norms import mean_of
 from shmllm_kernels.cpu.rounding import (
     LARGEST,
     inverse_scale,
@@ -46,8 +47,9 @@ class Norm(NamedTuple):
 
     weight: int  # address, or 0
     eps: float
-    offset: float
-    is_wide: int  # whether it is over all heads side by side
+    offset: Any  # float32
+    extent: int  # 0: over each head; 1: over all side by side; 2: over each, with own weights
+    is_centered: int  # whether it is a LayerNorm, and no RMSNorm
 
 
 @emitted
@@ -65,12 +67,17 @@ def sum_of_squares(builder, address, count):
 
 
 @compiled
-def _normalise(row, width, weight, eps, offset, kind):
+def _normalise(row, width, norm, first, kind):
+    """Normalises a part of a row. first: the index of its first weight."""
     values = floats(row)
+    if norm.is_centered != 0:
+        center = mean_of(row, width)
+        for i in range(width):
+            values[i] -= center
     mean = sum_of_squares(row, width) / np.float32(width)
-    scale = np.float32(1.0) / np.sqrt(mean + eps)
+    scale = np.float32(1.0) / np.sqrt(mean + norm.eps)
     for i in range(width):
-        values[i] = values[i] * scale * (number(weight, i, kind) + offset)
+        values[i] = values[i] * scale * (number(norm.weight, first + i, kind) + norm.offset)
 
 
 @compiled
@@ -78,9 +85,9 @@ def _normalise_heads(row, num_heads, head_dim, norm, kind):
     """Normalises each head, or all heads side by side. row: address of the first."""
     if norm.weight != 0:
         count = num_heads * head_dim
-        width = count if norm.is_wide != 0 else head_dim
+        width = count if norm.extent == 1 else head_dim
         for first in range(0, count, width):
-            _normalise(row + 4 * first, width, norm.weight, norm.eps, norm.offset, kind)
+            _normalise(row + 4 * first, width, norm, first if norm.extent == 2 else 0, kind)
 
 
 @compiled
@@ -120,16 +127,17 @@ def _put_all(source, count, out, first, step, kind):
 def _store_token(heads, row, slot, cache, kind):
     """Writes the keys and values of one token to the cache. row: address of its first key head."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
-    shift = word(heads, at.BLOCK_SHIFT)
+    value_dim, shift = word(heads, at.VALUE_DIM), word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
     block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
     stride = word(heads, at.DIMENSION_BYTES) // itemsize(kind)
+    first_value = row + 4 * num_kv_heads * head_dim
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
-        key, value = row + 4 * head * head_dim, row + 4 * (num_kv_heads + head) * head_dim
+        key, value = row + 4 * head * head_dim, first_value + 4 * head * value_dim
         key_scale = _put_all(key, head_dim, keys, offset, stride, kind)
         values = keys + word(heads, at.KEY_BYTES) + offset * word(heads, at.VALUE_ROW_BYTES)
-        value_scale = _put_all(value, head_dim, values, 0, 1, kind)
+        value_scale = _put_all(value, value_dim, values, 0, 1, kind)
         if kind == "int8":
             scales = keys + word(heads, at.SCALES_AT)
             of_keys, of_values = floats(scales), floats(scales + word(heads, at.SCALE_ROW_BYTES))
@@ -164,9 +172,10 @@ def _store_vector(heads, row, stride, slot, cache):
     """Writes the keys and values of LANES tokens of one block, in float32. row: address of the
     first key head of the first token."""
     num_kv_heads, head_dim = word(heads, at.NUM_KV_HEADS), word(heads, at.HEAD_DIM)
-    shift = word(heads, at.BLOCK_SHIFT)
+    value_dim, shift = word(heads, at.VALUE_DIM), word(heads, at.BLOCK_SHIFT)
     offset = slot & ((1 << shift) - 1)
     block = cache + (slot >> shift) * word(heads, at.BLOCK_STRIDE)
+    first_value = row + 4 * num_kv_heads * head_dim
     for head in range(num_kv_heads):
         keys = block + head * word(heads, at.HEAD_BYTES)
         store_transposed(
@@ -175,9 +184,9 @@ def _store_vector(heads, row, stride, slot, cache):
         )  # fmt: skip
         values, row_bytes = keys + word(heads, at.KEY_BYTES), word(heads, at.VALUE_ROW_BYTES)
         for i in range(LANES):
-            source = floats(row + i * stride + 4 * (num_kv_heads + head) * head_dim)
+            source = floats(first_value + i * stride + 4 * head * value_dim)
             target = floats(values + (offset + i) * row_bytes)
-            for j in range(head_dim):
+            for j in range(value_dim):
                 target[j] = source[j]
 
 
@@ -229,21 +238,24 @@ def _pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _norm(operands, weight):
+def _norm(operands, weight, extent, is_centered):
     eps, offset = float_of_word(word(operands, 10)), float_of_word(word(operands, 11))
-    return Norm(weight, eps, offset, word(operands, 12))
+    return Norm(weight, eps, offset, extent, is_centered)
 
 
 @compiled
 def _store(operands, piece, thread, num_threads, stored, kind):
     num_tokens, heads = word(word(operands, 0), 0), word(operands, 1)
     qkv, qkv_stride, cache = word(operands, 2), word(operands, 3), word(operands, 7)
-    q_norm, k_norm = _norm(operands, word(operands, 8)), _norm(operands, word(operands, 9))
-    v_norm = _norm(operands, word(operands, 15))
+    q_norm = _norm(operands, word(operands, 8), word(operands, 12), word(operands, 17))
+    k_norm = _norm(operands, word(operands, 9), word(operands, 12), word(operands, 17))
+    v_norm = Norm(word(operands, 15), q_norm.eps, np.float32(0.0), 0, 0)
     num_pairs, is_interleaved = word(operands, 13), word(operands, 14)
     is_behind = word(operands, 16)
     head_dim, num_heads = word(heads, at.HEAD_DIM), word(heads, at.NUM_HEADS)
-    num_kv_heads = word(heads, at.NUM_KV_HEADS) if cache != 0 else 0
+    value_dim, num_kv_heads = (
+        word(heads, at.VALUE_DIM), word(heads, at.NUM_KV_HEADS) if cache != 0 else 0,
+    )  # fmt: skip
     chunk = _chunk(num_tokens, num_threads)
     begin, end = piece * chunk, min((piece + 1) * chunk, num_tokens)
     for token in range(begin, end):
@@ -253,7 +265,7 @@ def _store(operands, piece, thread, num_threads, stored, kind):
             _normalise_heads(row, num_heads, head_dim, q_norm, kind)
             _normalise_heads(keys, num_kv_heads, head_dim, k_norm, kind)
         values = keys + 4 * num_kv_heads * head_dim
-        _normalise_heads(values, num_kv_heads, head_dim, v_norm, kind)
+        _normalise_heads(values, num_kv_heads, value_dim, v_norm, kind)
         if num_pairs > 0:
             cos = word(operands, 4) + token * num_pairs * 4
             sin = word(operands, 5) + token * num_pairs * 4
@@ -284,11 +296,13 @@ Operands (addresses; strides in bytes):
     7  the layer's cache, see `CacheLayout`; 0: the layer has no keys and values of its own
     8  q_norm, 9  k_norm: the norms' weights, or 0 if the model has none
     10 eps of these norms, and 11 the offset of their weights, numbers from `word_of_float`
-    12 0: a norm is over one head, weights [head_dim]; 1: over all query heads or all key heads
-       side by side, weights [heads, head_dim] (a number)
+    12 0: a norm of queries or keys is over one head, weights [head_dim]; 1: over all query heads or
+       all key heads side by side, weights [heads, head_dim]; 2: over one head, weights
+       [heads, head_dim] (a number)
     13 pairs: the number of pairs that are rotated in each head, which are its first elements; 0:
        none, and cos and sin are not read (a number)
     14 0: element i belongs to element i + pairs; 1: element 2 i to element 2 i + 1 (a number)
-    15 v_norm: the weights of the values' norm, or 0 if the model has none
+    15 v_norm: the weights of the values' norm, an RMSNorm over one head; or 0 if there is none
     16 0: queries and keys are normalised before the rotation; 1: behind it (a number)
+    17 0: their norms are RMSNorms; 1: LayerNorms without a bias (a number)
 """

@@ -11,7 +11,15 @@ import math
 
 import numpy as np
 
-from shmllm_kernels.cpu.functions import gelu, gelu_tanh, relu_squared, sigmoid, silu, tanh
+from shmllm_kernels.cpu.functions import (
+    gelu,
+    gelu_tanh,
+    relu_squared,
+    sigmoid,
+    silu,
+    softplus,
+    tanh,
+)
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import (
@@ -274,21 +282,34 @@ width]; out [rows, width]; width.
 
 
 @compiled
-def _gate(operands, piece, thread, num_threads):
-    x, width, gate, stride = (
+def _opened(gate, name):
+    return sigmoid(gate) if name == "sigmoid" else softplus(gate)
+
+
+@compiled
+def _gate(operands, piece, thread, num_threads, name):
+    x, width, gate, stride, columns = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+        word(operands, 5),
     )  # fmt: skip
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         values, gates = floats(x + row * width * 4), floats(gate + row * stride)
-        for i in range(width):
-            values[i] *= sigmoid(gates[i])
+        if columns == 1:
+            for i in range(width):
+                values[i] *= _opened(gates[i], name)
+        else:
+            for head in range(width // columns):
+                share = _opened(gates[head], name)
+                for i in range(head * columns, (head + 1) * columns):
+                    values[i] *= share
 
 
-GATE = Kernel(count_pieces, _gate)
-"""``x *= sigmoid(gate)``, in place.
+GATE = {name: Kernel(count_pieces, _gate, name) for name in ("sigmoid", "softplus")}
+"""Kernels by the function of gates: ``x *= f(gate)``, in place.
 
-Operands: address of the number of rows; x [rows, width]; width; gate, its stride in bytes.
+Operands: address of the number of rows; x [rows, width]; width; gates [rows, width / columns],
+their stride in bytes; columns: the number of columns of x that each gate serves.
 """
 
 

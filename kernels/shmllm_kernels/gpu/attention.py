@@ -28,7 +28,7 @@ class AttentionScratch:
     """Memory for the partial results of split contexts. All layers share it.
 
     Attributes:
-        sums: [tokens, num_heads, splits, dim] float32, sums of weighted values.
+        sums: [tokens, num_heads, splits, value_dim] float32, sums of weighted values.
         stats: [tokens, num_heads, splits, 2] float32, the largest score and the sum of weights.
         counters: int32, one for each request and kv head, 0 between launches: how many parts of a
             decode's context have been summed up.
@@ -40,11 +40,11 @@ class AttentionScratch:
 
     @classmethod
     def allocate(
-        cls, tokens: int, num_heads: int, splits: int, head_dim: int, device: torch.device
+        cls, tokens: int, num_heads: int, splits: int, value_dim: int, device: torch.device
     ) -> AttentionScratch:
-        """Allocates 4 * tokens * num_heads * (splits * (head_dim + 2) + 1) bytes."""
+        """Allocates 4 * tokens * num_heads * (splits * (value_dim + 2) + 1) bytes."""
         shape = (tokens, num_heads, splits)
-        sums = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+        sums = torch.empty((*shape, value_dim), dtype=torch.float32, device=device)
         stats = torch.empty((*shape, 2), dtype=torch.float32, device=device)
         counters = torch.zeros(tokens * num_heads, dtype=torch.int32, device=device)
         return cls(sums, stats, counters)
@@ -75,11 +75,11 @@ def paged_attention(
     last request's tokens, are skipped.
 
     Args:
-        out: [tokens, num_heads, dim], the last dimension contiguous.
-        query: [tokens, num_heads, dim], strides as ``out``; dim is at most 512.
+        out: [tokens, num_heads, value_dim], the last dimension contiguous.
+        query: [tokens, num_heads, dim], likewise; dim and value_dim are at most 512.
         key_cache: [blocks, block_size, num_kv_heads, dim], the last dimension contiguous, any
             other strides; float8_e4m3fn, or query's dtype: float32, float16 or bfloat16.
-        value_cache: the same shape, strides and dtype.
+        value_cache: [blocks, block_size, num_kv_heads, value_dim], the same strides and dtype.
         block_table: [requests, max_blocks] int32, rows contiguous. Entries after a request's last
             block are not read.
         query_starts: [requests + 1] int32, the index of each request's first token in ``query``;
@@ -105,8 +105,9 @@ def paged_attention(
             added to scores, by the distance from a token to a key, from 1 - n on; None: nothing.
 
     One launch a layer, two if contexts are split. `attend` reads the keys and values of each
-    request once for each block_q of its tokens, and has 4 * dim flops for each pair of a query row
-    and a key that it attends to. For Llama-3.1-8B (see the package's docstring):
+    request once for each block_q of its tokens, and has 2 * (dim + value_dim) flops for each
+    pair of a query row and a key that it attends to. For Llama-3.1-8B (see the package's
+    docstring):
 
     - A decode at a context of 1,024 reads 4 MiB, which takes 1 us. The launch takes 4 us, because
       the loads of lengths, of the table, of keys and values, and the store follow one another.
@@ -118,20 +119,20 @@ def paged_attention(
       from the L2 cache, which take 0.8 ms at 5.5 TB/s, at the same time. The launch takes 1.4 ms,
       because the softmax of a program does not overlap its products.
 
-    `merge_splits` reads what `attend` wrote: 4 * tokens * num_heads * splits * (dim + 2) bytes. A
-    decode in 32 parts has 0.5 MiB: 2 us. 256 tokens at the end of a long prompt, in 8 parts, have
-    33 MiB: 16 us to write and read them.
+    `merge_splits` reads what `attend` wrote: 4 * tokens * num_heads * splits * (value_dim + 2)
+    bytes. A decode in 32 parts has 0.5 MiB: 2 us. 256 tokens at the end of a long prompt, in 8
+    parts, have 33 MiB: 16 us to write and read them.
     """
     tokens, num_heads, dim = query.shape
     requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
     check_step(out, query, key_cache, value_cache, block_table, query_starts, context_lens, ends)
-    per_kv = num_heads // num_kv_heads
+    per_kv, value_dim = num_heads // num_kv_heads, value_cache.shape[3]
     check_tiles(config, per_kv, num_splits)
     if tokens == 0 or requests == 0:
         return
     sums, stats = (out, out)
     if num_splits > 1:
-        parts = checked(scratch, tokens, num_heads, num_splits, dim)
+        parts = checked(scratch, tokens, num_heads, num_splits, value_dim)
         sums, stats = parts.sums, parts.stats
     tiles = tokens // (config.block_m // per_kv) + requests
     check_sinks(sinks, num_heads)
@@ -140,7 +141,7 @@ def paged_attention(
         assert biases.shape[0] == num_heads, "biases: a row for each head"
         assert biases.shape[1] % 2, "biases: as many behind a token as ahead of it"
         assert biases.is_contiguous(), "biases must be contiguous"
-    dim_padded = max(next_power_of_two(dim), 16)
+    value_padded = padded_dim(value_dim)
     attend[(tiles * num_kv_heads, num_splits)](
         out,
         query,
@@ -174,7 +175,9 @@ def paged_attention(
         BLOCK_M=config.block_m,
         TILE=config.tile,
         DIM=dim,
-        DIM_PADDED=dim_padded,
+        DIM_PADDED=padded_dim(dim),
+        VALUE_DIM=value_dim,
+        VALUE_PADDED=value_padded,
         **config.launch_options,
     )
     if num_splits > 1:
@@ -186,10 +189,15 @@ def paged_attention(
             requests,
             *out.stride()[:2],
             NUM_SPLITS=num_splits,
-            DIM=dim,
-            DIM_PADDED=dim_padded,
-            num_warps=min(max(num_splits * dim_padded // 1024, 1), 4),
+            DIM=value_dim,
+            DIM_PADDED=value_padded,
+            num_warps=min(max(num_splits * value_padded // 1024, 1), 4),
         )
+
+
+def padded_dim(dim: int) -> int:
+    """Returns how many elements kernels compute with for a head of these."""
+    return max(next_power_of_two(dim), 16)
 
 
 def scales_of(scale: float, soft_cap: float | None) -> tuple[float, float]:
@@ -207,12 +215,12 @@ def check_tiles(config: AttentionConfig, per_kv: int, num_splits: int) -> None:
 
 
 def checked(
-    scratch: AttentionScratch | None, tokens: int, num_heads: int, num_splits: int, dim: int
+    scratch: AttentionScratch | None, tokens: int, num_heads: int, num_splits: int, value_dim: int
 ) -> AttentionScratch:
     """Returns the scratch memory of split contexts, after asserting that it is there and fits."""
     assert scratch is not None, "split contexts need scratch memory"
     assert scratch.sums.shape[0] >= tokens, "scratch is for fewer tokens"
-    assert scratch.sums.shape[1:] == (num_heads, num_splits, dim), "scratch has another shape"
+    assert scratch.sums.shape[1:] == (num_heads, num_splits, value_dim), "scratch has another shape"
     for part in (scratch.sums, scratch.stats, scratch.counters):
         assert part.is_contiguous(), "scratch must be contiguous"
     return scratch
@@ -236,13 +244,14 @@ def check_step(
     ends: Tensor | None = None,
 ) -> None:
     """Asserts that the tensors of a step and those of the cache fit together."""
-    _, num_heads, dim = query.shape
-    requests = context_lens.shape[0]
-    assert dim <= MAX_HEAD_DIM, f"heads of {dim} elements; at most {MAX_HEAD_DIM}"
-    assert out.shape == query.shape, "out must have query's shape"
+    tokens, num_heads, dim = query.shape
+    requests, value_dim = context_lens.shape[0], value_cache.shape[3]
+    widest = max(dim, value_dim)
+    assert widest <= MAX_HEAD_DIM, f"heads of {widest} elements; at most {MAX_HEAD_DIM}"
+    assert out.shape == (tokens, num_heads, value_dim), "out: a value for each query head"
     assert key_cache.shape[3] == dim, "the cache has heads of another size"
     assert num_heads % key_cache.shape[2] == 0, "kv heads must divide the query heads"
-    assert key_cache.shape == value_cache.shape, "key_cache and value_cache differ in shape"
+    assert key_cache.shape[:3] == value_cache.shape[:3], "key_cache and value_cache differ in shape"
     assert key_cache.stride() == value_cache.stride(), "key_cache and value_cache differ in strides"
     assert key_cache.dtype is value_cache.dtype, "key_cache and value_cache differ in dtype"
     for tensor in (out, query, key_cache, value_cache):

@@ -45,10 +45,11 @@ def first_visible(positions, window):
 def load_tile(
     keys, keys_begin, keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride,
     IS_MASKED: tl.constexpr, BLOCK_SIZE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Returns the keys [DIM_PADDED, TILE] and values [TILE, DIM_PADDED] at some positions, as the
+    """Returns the keys [DIM_PADDED, TILE] and values [TILE, VALUE_PADDED] at some positions, as the
     cache has them."""
-    dims = tl.arange(0, DIM_PADDED)
+    dims, value_dims = tl.arange(0, DIM_PADDED), tl.arange(0, VALUE_PADDED)
     if IS_MASKED:
         # Slots without a token are not read: they may contain NaN, and 0 times NaN is NaN.
         present = (keys >= keys_begin) & (keys < keys_end)
@@ -57,18 +58,21 @@ def load_tile(
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
     slots = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * token_stride
     key_places = key_ptr + slots[None, :] + dims[:, None]
-    value_places = value_ptr + slots[:, None] + dims[None, :]
+    value_places = value_ptr + slots[:, None] + value_dims[None, :]
     if IS_MASKED:
         wanted = present[None, :] & (dims < DIM)[:, None]
         key = tl.load(key_places, mask=wanted, other=0)
-        wanted = present[:, None] & (dims < DIM)[None, :]
+        wanted = present[:, None] & (value_dims < VALUE_DIM)[None, :]
         value = tl.load(value_places, mask=wanted, other=0)
-    elif DIM == DIM_PADDED:
-        key = tl.load(key_places)
-        value = tl.load(value_places)
     else:
-        key = tl.load(key_places, mask=(dims < DIM)[:, None], other=0)
-        value = tl.load(value_places, mask=(dims < DIM)[None, :], other=0)
+        if DIM == DIM_PADDED:
+            key = tl.load(key_places)
+        else:
+            key = tl.load(key_places, mask=(dims < DIM)[:, None], other=0)
+        if VALUE_DIM == VALUE_PADDED:
+            value = tl.load(value_places)
+        else:
+            value = tl.load(value_places, mask=(value_dims < VALUE_DIM)[None, :], other=0)
     return key, value
 
 
@@ -109,7 +113,7 @@ def attend_tiles(
     key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
     IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    biases=None,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, biases=None,
 ):  # fmt: skip
     """Updates the online softmax of all rows with the keys of some tiles. Without IS_MASKED every
     row attends to all these keys. A row's last key is at its own position, or behind it; its first
@@ -118,7 +122,7 @@ def attend_tiles(
         keys = tile * TILE + tl.arange(0, TILE)
         key, value = load_tile(
             keys, keys_begin, keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride,
-            IS_MASKED, BLOCK_SIZE, DIM, DIM_PADDED,
+            IS_MASKED, BLOCK_SIZE, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
         )  # fmt: skip
         sums, peak, total = attend_to_tile(
             sums, peak, total, query, key, value, keys, first_keys, last_keys, keys_begin, keys_end,
@@ -183,6 +187,8 @@ def attend(
     TILE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
 ):
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS_PER_KV
     # The last tile of a prompt has the most keys. It is launched first, for all heads, so that the
@@ -203,9 +209,9 @@ def attend(
     heads = kv_head * HEADS_PER_KV + rows % HEADS_PER_KV
     tokens = (begin + of_request).to(tl.int64)
     dims = tl.arange(0, DIM_PADDED)
-    is_element = is_row[:, None] & (dims < DIM)[None, :]
     places = tokens[:, None] * query_token_stride + heads[:, None] * query_head_stride
-    query = tl.load(query_ptr + places + dims[None, :], mask=is_element, other=0.0)
+    is_query = is_row[:, None] & (dims < DIM)[None, :]
+    query = tl.load(query_ptr + places + dims[None, :], mask=is_query, other=0.0)
 
     context = tl.load(contexts_ptr + request)
     positions = context - query_len + of_request
@@ -227,7 +233,7 @@ def attend(
         keys_begin = first_visible(first_position, window)
     lowest, highest = tiles_of_part(keys_begin, keys_end, IS_SPLIT, BLOCK_M, TILE)
 
-    sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
+    sums = tl.zeros((BLOCK_M, VALUE_PADDED), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if HAS_SINKS:
@@ -250,7 +256,8 @@ def attend(
             sums, peak, total = attend_tiles(
                 sums, peak, total, query, first_keys, last_keys, lowest, from_tile, keys_begin,
                 keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
-                True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, biases_ptr)
+                True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, VALUE_DIM,
+                VALUE_PADDED, biases_ptr)
         common_end = first_position + 1
         if HAS_ENDS:
             common_end = tl.min(tl.where(is_row, ends, keys_end), axis=0)
@@ -258,24 +265,28 @@ def attend(
         sums, peak, total = attend_tiles(
             sums, peak, total, query, first_keys, last_keys, from_tile, to_tile, keys_begin,
             keys_end, key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
-            False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, biases_ptr)
+            False, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, VALUE_DIM,
+            VALUE_PADDED, biases_ptr)
     sums, peak, total = attend_tiles(
         sums, peak, total, query, first_keys, last_keys, to_tile, highest, keys_begin, keys_end,
         key_ptr, value_ptr, table_ptr, block_stride, token_stride, scale, cap,
-        True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, biases_ptr)
+        True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
+        biases_ptr)
     # fmt: on
 
+    value_dims = tl.arange(0, VALUE_PADDED)
+    is_element = is_row[:, None] & (value_dims < VALUE_DIM)[None, :]
     if IS_SPLIT:
         row = tokens * (NUM_KV_HEADS * HEADS_PER_KV) + heads
         part = row * tl.num_programs(1) + tl.program_id(1)
         tl.store(part_stats_ptr + 2 * part, peak, mask=is_row)
         tl.store(part_stats_ptr + 2 * part + 1, total, mask=is_row)
-        part_places = part_sums_ptr + part[:, None] * DIM + dims[None, :]
+        part_places = part_sums_ptr + part[:, None] * VALUE_DIM + value_dims[None, :]
         tl.store(part_places, sums, mask=is_element & (total > 0.0)[:, None])
     else:
         result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
         places = tokens[:, None] * out_token_stride + heads[:, None] * out_head_stride
-        out_places = out_ptr + places + dims[None, :]
+        out_places = out_ptr + places + value_dims[None, :]
         tl.store(out_places, result.to(out_ptr.dtype.element_ty), mask=is_element)
 
 

@@ -22,16 +22,17 @@ from shmllm_kernels.gpu.attention import (
     check_step,
     check_tiles,
     checked,
+    padded_dim,
     scales_of,
 )
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
-from shmllm_kernels.gpu.decode_attention_kernel import (
+from shmllm_kernels.gpu.decode_attention_kernel import attend_decodes
+from shmllm_kernels.gpu.decode_operands import (
     HeadNumbers,
     HeadStrides,
     LayerHeads,
     PartMemory,
     Step,
-    attend_decodes,
 )
 from shmllm_kernels.gpu.decode_parts import Gates
 from shmllm_kernels.gpu.float8 import as_stored
@@ -74,6 +75,7 @@ def decode_attention(
     growth: QueryGrowth | None = None,
     ahead: WeightsAhead | None = None,
     sees_new: bool = True,
+    values: Tensor | None = None,
 ) -> None:
     """Computes ``reference.rope_write.rope_and_write`` and the causal
     ``reference.attention.paged_attention`` of a step with few tokens a request: one of a decode, or
@@ -81,7 +83,7 @@ def decode_attention(
     the factors and the product are rounded to the dtype.
 
     Args:
-        out: [tokens, num_heads, dim], heads and elements contiguous.
+        out: [tokens, num_heads, value_dim], heads and elements contiguous.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim], query, key and value heads, contiguous
             but for the tokens; float32, float16 or bfloat16. Or [tokens, num_heads, dim], query
             heads, where an earlier layer has written keys and values of these tokens to the cache.
@@ -94,8 +96,9 @@ def decode_attention(
         cos: [tokens, rotary_dim], the last dimension contiguous. Only the second half is read.
             None: nothing is rotated.
         sin: as ``cos``.
-        norms: norms of each head, with weights of [dim], or of all heads side by side, with weights
-            of [num_heads * dim] and [num_kv_heads * dim]; None: heads have none.
+        norms: norms of each head, with weights of [dim], or [num_heads, dim] and
+            [num_kv_heads, dim], or of all heads side by side, with weights of [num_heads * dim] and
+            [num_kv_heads * dim]; None: heads have none.
         interleaved: whether neighbouring elements are rotated together.
         num_splits: the number of parts that each context is split into; a power of two.
         scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits, whose
@@ -107,14 +110,16 @@ def decode_attention(
         is_dependent: whether the launch may begin before the launch before it has ended, from
             compute capability 9.0 on. Everything but ``heads``, the angles and the gates must be
             complete by then.
-        gates: [tokens, num_heads, dim], contiguous but for the tokens, in the dtype of ``heads``,
-            whose further heads they may be; None: there are none.
+        gates: [tokens, num_heads, value_dim], contiguous but for the tokens, in the dtype of
+            ``heads``, in whose rows they may be; None: there are none.
         growth: the factor of rotated queries; None: they have none.
         ahead: the weights that the L2 cache is asked for, from compute capability 9.0 on; None:
             none.
         sees_new: whether the last of the ``context_lens`` positions are those of the tokens
             themselves. Otherwise each request has one token, which attends to all of these, such as
             those of an encoder, and ``heads`` are query heads.
+        values: [tokens, num_kv_heads, value_dim], value heads in the same rows as ``heads``, which
+            are query and key heads then; None: the last ones of ``heads`` are values.
 
     With norms of all heads side by side each program reads those of its tokens, once more: 16 KiB a
     token with 32 query and 32 kv heads of 128, from the L2 cache.
@@ -134,12 +139,16 @@ def decode_attention(
       the counter, which follow one another, it ends after 7 us. Three launches take 10 us.
     - Llama-3.2-1B: half the bytes, 0.5 us; the join takes 2.1 us, and the launch 6 us.
     """
-    tokens, num_heads, dim = out.shape
-    requests, num_kv_heads = context_lens.shape[0], key_cache.shape[2]
+    tokens, num_heads, value_dim = out.shape
+    requests, (num_kv_heads, dim) = context_lens.shape[0], key_cache.shape[2:]
     step = key_cache, value_cache, block_table, query_starts, context_lens
     check_step(out, heads[:, :num_heads], *step)
-    _check(out, heads, num_kv_heads, slots)
-    _check_gates(gates, heads, num_heads)
+    has_keys = heads.shape[1] > num_heads
+    if values is None:
+        values = heads[:, -num_kv_heads:] if has_keys else out[:, :num_kv_heads]
+        heads = heads[:, :-num_kv_heads] if has_keys else heads
+    _check(out, heads, values, num_kv_heads, slots)
+    _check_gates(gates, out)
     assert 1 <= max_tokens <= MAX_TOKENS, f"a request of {max_tokens} tokens: at most {MAX_TOKENS}"
     per_kv = num_heads // num_kv_heads
     check_tiles(config, per_kv * max_tokens, num_splits)
@@ -148,26 +157,23 @@ def decode_attention(
         return
     memory = PartMemory(out, out, slots)
     if num_splits > 1:
-        scratch = checked(scratch, tokens, num_heads, num_splits, dim)
+        scratch = checked(scratch, tokens, num_heads, num_splits, value_dim)
         assert len(scratch.counters) >= requests * num_kv_heads, "scratch has too few counters"
         memory = PartMemory(scratch.sums, scratch.stats, scratch.counters)
     of_cos, of_sin = (slots, slots) if cos is None or sin is None else (cos, sin)
-    has_keys = heads.shape[1] > num_heads
     assert norms is None or norms.key is not None or not has_keys, "keys have a norm, too"
     assert sees_new or (max_tokens == 1 and not has_keys), "one token attends to others alone"
-    is_of_head = norms is None or norms.query.shape == (dim,)
-    assert norms is None or is_of_head or not norms.is_behind, (
-        "a norm behind the rotation is one over each head"
-    )
-    sizes = (dim, dim) if is_of_head else (num_heads * dim, num_kv_heads * dim)
-    if norms is not None and norms.key is None:
-        sizes = sizes[0], sizes[0]  # the queries' weight stands for what is not read
-    query_weight, key_weight = weights_of(norms, sizes, heads)
+    is_of_head = norms is None or norms.query.dim() == 2 or norms.query.shape == (dim,)
+    if norms is not None and not is_of_head:
+        assert not norms.is_behind, "a norm behind the rotation is one over each head"
+        assert not norms.is_centered, "a LayerNorm is one over each head"
+    query_weight, key_weight = weights_of(norms, (num_heads, num_kv_heads), dim, heads)
     block_stride, token_stride, kv_head_stride, _ = key_cache.stride()
     attend_decodes[(requests * num_kv_heads, num_splits)](
         LayerHeads(
             out,
             heads,
+            values,
             as_stored(key_cache, heads.dtype),
             as_stored(value_cache, heads.dtype),
             block_table,
@@ -199,14 +205,16 @@ def decode_attention(
         None if gates is None else Gates(gates, gates.stride(0)),
         growth,
         None if ahead is None else ahead.as_arguments(),
-        **constants_of(config, num_heads, num_kv_heads, dim, num_splits, max_tokens),
+        **constants_of(config, num_heads, num_kv_heads, (dim, value_dim), num_splits, max_tokens),
         HAS_WINDOW=window is not None,
         HAS_CAP=soft_cap is not None,
         HAS_SINKS=sinks is not None,
         ROTARY_HALF=0 if cos is None else cos.shape[-1] // 2,
         IS_INTERLEAVED=interleaved,
         NORM=norm_order(norms),
-        HAS_OFFSET=norms is not None and norms.offset != 0,
+        ROUNDS_ONCE=norms is not None and norms.rounds_once,
+        IS_CENTERED=norms is not None and norms.is_centered,
+        HAS_OWN_NORMS=norms is not None and norms.query.shape != (dim,),
         NORM_TOKENS=0 if is_of_head else next_power_of_two(max_tokens),
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         BLOCK_SIZE=key_cache.shape[1],
@@ -223,13 +231,14 @@ def constants_of(
     config: AttentionConfig,
     num_heads: int,
     num_kv_heads: int,
-    dim: int,
+    dims: tuple[int, int],
     num_splits: int,
     max_tokens: int,
 ) -> dict[str, int]:
-    """Returns the constants of a kernel that depend on tiles, heads, splits and tokens."""
-    per_kv, dim_padded = num_heads // num_kv_heads, max(next_power_of_two(dim), 16)
-    most = max(JOINED_ELEMENTS // (num_splits * dim_padded), 1)
+    """Returns the constants of a kernel that depend on tiles, heads, splits and tokens. dims: the
+    widths of a key and of a value."""
+    per_kv, (dim, value_dim) = num_heads // num_kv_heads, dims
+    most = max(JOINED_ELEMENTS // (num_splits * padded_dim(value_dim)), 1)
     return {
         "NUM_SPLITS": num_splits,
         "NUM_KV_HEADS": num_kv_heads,
@@ -237,7 +246,9 @@ def constants_of(
         "BLOCK_M": config.block_m,
         "TILE": config.tile,
         "DIM": dim,
-        "DIM_PADDED": dim_padded,
+        "DIM_PADDED": padded_dim(dim),
+        "VALUE_DIM": value_dim,
+        "VALUE_PADDED": padded_dim(value_dim),
         "MAX_TOKENS": max_tokens,
         "NEW_KEYS": 1 if max_tokens == 1 else MAX_TOKENS,
         # The sums of a part are not more bytes than its keys and values. Those of several tokens
@@ -247,19 +258,23 @@ def constants_of(
     }
 
 
-def _check(out: Tensor, heads: Tensor, num_kv_heads: int, slots: Tensor) -> None:
-    tokens, num_heads, dim = out.shape
-    with_keys = tokens, num_heads + 2 * num_kv_heads, dim
-    assert heads.shape in (with_keys, out.shape), "heads: query, key, value, or query"
-    assert out.stride()[1:] == heads.stride()[1:] == (dim, 1), "heads must be contiguous"
+def _check(out: Tensor, heads: Tensor, values: Tensor, num_kv_heads: int, slots: Tensor) -> None:
+    tokens, num_heads, value_dim = out.shape
+    count, dim = heads.shape[1:]
+    assert count in (num_heads, num_heads + num_kv_heads), "heads: query, key, value, or query"
+    assert values.shape == (tokens, num_kv_heads, value_dim), "values: one for each kv head"
+    assert heads.stride()[1:] == (dim, 1), "heads must be contiguous"
+    assert out.stride()[1:] == values.stride()[1:] == (value_dim, 1), "heads must be contiguous"
+    if count > num_heads and tokens > 1:
+        assert values.stride(0) == heads.stride(0), "values are in the rows of heads"
+    assert values.dtype is heads.dtype, "values have the dtype of heads"
     assert dim % 2 == 0, f"a head of {dim} elements has no halves"
     assert slots.shape == (tokens,), "slots: one per token"
     assert slots.dtype is torch.int64, "slots are int64"
 
 
-def _check_gates(gates: Tensor | None, heads: Tensor, num_heads: int) -> None:
+def _check_gates(gates: Tensor | None, out: Tensor) -> None:
     if gates is not None:
-        tokens, _, dim = heads.shape
-        assert gates.shape == (tokens, num_heads, dim), "gates: one for each element of the result"
-        assert gates.stride()[1:] == (dim, 1), "gates must be contiguous"
-        assert gates.dtype is heads.dtype, "all floating tensors have one dtype"
+        assert gates.shape == out.shape, "gates: one for each element of the result"
+        assert gates.stride()[1:] == out.stride()[1:], "gates must be contiguous"
+        assert gates.dtype is out.dtype, "all floating tensors have one dtype"

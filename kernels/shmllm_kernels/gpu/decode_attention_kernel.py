@@ -6,8 +6,6 @@ second. Its loads come first, and those that do not depend on the launch before 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -19,7 +17,8 @@ from shmllm_kernels.gpu.attention_kernels import (
     first_visible,
     load_tile,
 )
-from shmllm_kernels.gpu.decode_keys import attend_to_new, load_cached
+from shmllm_kernels.gpu.decode_keys import attend_to_new
+from shmllm_kernels.gpu.decode_operands import Part
 from shmllm_kernels.gpu.decode_parts import (
     OutputRows,
     finish_part,
@@ -48,99 +47,6 @@ from shmllm_kernels.gpu.rotated_heads import (
     rotated,
 )
 from shmllm_kernels.gpu.weights_ahead import ask_ahead
-
-
-class LayerHeads(NamedTuple):
-    """What attention reads and writes in a layer: pointers.
-
-    Attributes:
-        out: the result.
-        heads: query, key and value heads of the new tokens, or query heads.
-        key_cache, value_cache: the cache.
-        table: the block table.
-        slots: where the new keys and values are written.
-        cos, sin: the angles of the new tokens.
-        query_weight, key_weight: the weights of norms of heads.
-        sinks: a logit for each query head.
-    """
-
-    out: Any
-    heads: Any
-    key_cache: Any
-    value_cache: Any
-    table: Any
-    slots: Any
-    cos: Any
-    sin: Any
-    query_weight: Any
-    key_weight: Any
-    sinks: Any
-
-
-class HeadStrides(NamedTuple):
-    """The elements from a token, a block, a kv head or a request to the next one."""
-
-    out: Any
-    heads: Any
-    cos: Any
-    sin: Any
-    block: Any
-    token: Any
-    kv_head: Any
-    table: Any
-
-
-class HeadNumbers(NamedTuple):
-    """The scale and the cap of scores, as `attention.scales_of` returns them, and what norms of
-    heads add to the mean square and to their weights."""
-
-    scale: Any
-    cap: Any
-    eps: Any
-    offset: Any
-
-
-class PartMemory(NamedTuple):
-    """The scratch memory of split contexts: pointers to sums, to statistics, and to a counter for
-    each request and kv head."""
-
-    sums: Any
-    stats: Any
-    counters: Any
-
-
-class Step(NamedTuple):
-    """Pointers to what a step has of each request: `query_starts` and `context_lens`."""
-
-    starts: Any
-    contexts: Any
-
-
-class Part(NamedTuple):
-    """What a program computes: a part of a request's context, for one kv head.
-
-    Attributes:
-        request, kv_head, split: the request, the kv head and the number of the part.
-        token: the request's first new token.
-        query_len: the number of new tokens.
-        position: the position of the first one.
-        keys_begin: the first key that it attends to.
-        lowest, highest: the first tile of keys, and the one behind the last.
-        num_parts: the number of parts that have keys: at least one.
-        is_idle: whether there is nothing to compute.
-    """
-
-    request: Any
-    kv_head: Any
-    split: Any
-    token: Any
-    query_len: Any
-    position: Any
-    keys_begin: Any
-    lowest: Any
-    highest: Any
-    num_parts: Any
-    is_idle: Any
 
 
 @triton.jit
@@ -178,12 +84,14 @@ def attend_part(
     part, layer, strides, numbers, window, memory, gates, growth, ahead, meeting,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, NORM_TOKENS: tl.constexpr, HAS_VALUE_NORM: tl.constexpr,
+    ROUNDS_ONCE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_OWN_NORMS: tl.constexpr,
+    NORM_TOKENS: tl.constexpr, HAS_VALUE_NORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr, MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr,
-    HEADS_AT_ONCE: tl.constexpr, HAS_KEYS: tl.constexpr, LOADS_FIRST: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr, SEES_NEW: tl.constexpr,
+    DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
+    HAS_KEYS: tl.constexpr, LOADS_FIRST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+    SEES_NEW: tl.constexpr,
 ):  # fmt: skip
     """Computes a part that is not idle.
 
@@ -208,8 +116,8 @@ def attend_part(
     new = tl.arange(0, NEW_KEYS)
     is_new = new < query_len
     partner, pair, is_second = partners(ROTARY_HALF, IS_INTERLEAVED, DIM_PADDED)
-    query_heads = query_heads_with_norms(rows, kv_head, NORM_TOKENS, HEADS_PER_KV)
-    key_heads = key_head_with_norm(kv_head, NORM_TOKENS)
+    query_heads = query_heads_with_norms(rows, kv_head, HAS_OWN_NORMS, HEADS_PER_KV)
+    key_heads = key_head_with_norm(kv_head, HAS_OWN_NORMS)
     query_weights = load_weights(
         layer.query_weight, query_heads, partner, numbers.offset, NORM, ROTARY_HALF, DIM,
         DIM_PADDED,
@@ -219,15 +127,18 @@ def attend_part(
         DIM_PADDED,
     )  # fmt: skip
     slot = tl.load(layer.slots + token + new, mask=is_new, other=-1)[:, None]
-    place = slot // BLOCK_SIZE * strides.block + slot % BLOCK_SIZE * strides.token + dims[None, :]
-    is_stored = (dims < DIM)[None, :] & (slot >= 0)
+    value_dims = tl.arange(0, VALUE_PADDED)
+    place = slot // BLOCK_SIZE * strides.block + slot % BLOCK_SIZE * strides.token
+    key_place, value_place = place + dims[None, :], place + value_dims[None, :]
+    is_key = (dims < DIM)[None, :] & (slot >= 0)
+    is_value = (value_dims < VALUE_DIM)[None, :] & (slot >= 0)
     tile_keys = lowest * TILE + tl.arange(0, TILE)
     # A first tile that integer operations convert would spill in the loop behind it.
     HAS_FIRST: tl.constexpr = LOADS_FIRST and not converts_slowly(layer.key_cache.dtype.element_ty)
     if HAS_FIRST:
         first_key, first_value = load_tile(
             tile_keys, part.keys_begin, position, key_ptr, value_ptr, table_ptr, strides.block,
-            strides.token, True, BLOCK_SIZE, DIM, DIM_PADDED,
+            strides.token, True, BLOCK_SIZE, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED,
         )  # fmt: skip
     if IS_DEPENDENT:
         gdc_wait()
@@ -245,11 +156,14 @@ def attend_part(
         own = layer.heads + (token + new) * strides.heads
         own += (NUM_KV_HEADS * HEADS_PER_KV + kv_head) * DIM
         key, other_key = load_heads(own, is_new, partner, ROTARY_HALF, DIM, DIM_PADDED)
-        value_place = own[:, None] + NUM_KV_HEADS * DIM + dims[None, :]
-        is_element = is_new[:, None] & (dims < DIM)[None, :]
-        value = tl.load(value_place, mask=is_element, other=0.0).to(tl.float32)
+        own = layer.new_values + (token + new) * strides.heads + kv_head * VALUE_DIM
+        is_element = is_new[:, None] & (value_dims < VALUE_DIM)[None, :]
+        value = tl.load(own[:, None] + value_dims[None, :], mask=is_element, other=0.0)
+        value = value.to(tl.float32)
     else:
-        new_key, new_value = load_cached(key_ptr, value_ptr, place, is_stored)
+        # An earlier layer has written them.
+        new_key = tl.load(key_ptr + key_place, mask=is_key, other=0.0)
+        new_value = tl.load(value_ptr + value_place, mask=is_value, other=0.0)
     cos, sin = load_angles(
         cos_ptr, sin_ptr, strides.cos, strides.sin, new, is_new, pair, is_second, ROTARY_HALF,
         DIM_PADDED,
@@ -266,7 +180,7 @@ def attend_part(
     )
     query = rotated(
         query, other_query, *query_weights, query_scale, *of_rows, numbers.eps, dtype, ROTARY_HALF,
-        NORM, HAS_OFFSET, DIM,
+        NORM, ROUNDS_ONCE, IS_CENTERED, DIM,
     )  # fmt: skip
     if growth is not None:
         query *= query_factor(position + rows // HEADS_PER_KV, growth)[:, None]
@@ -279,16 +193,16 @@ def attend_part(
         )  # fmt: skip
         key = rotated(
             key, other_key, *key_weights, key_scale, cos, sin, numbers.eps, dtype, ROTARY_HALF,
-            NORM, HAS_OFFSET, DIM,
+            NORM, ROUNDS_ONCE, IS_CENTERED, DIM,
         )  # fmt: skip
         cache_dtype: tl.constexpr = layer.key_cache.dtype.element_ty
         new_key = stored(key, dtype, cache_dtype)
-        value = normed_value(value, numbers.eps, HAS_VALUE_NORM, DIM)
+        value = normed_value(value, numbers.eps, HAS_VALUE_NORM, VALUE_DIM)
         new_value = stored(value, dtype, cache_dtype)
-        tl.store(key_ptr + place, new_key, mask=is_stored & is_first)
-        tl.store(value_ptr + place, new_value, mask=is_stored & is_first)
+        tl.store(key_ptr + key_place, new_key, mask=is_key & is_first)
+        tl.store(value_ptr + value_place, new_value, mask=is_value & is_first)
 
-    sums = tl.zeros((BLOCK_M, DIM_PADDED), tl.float32)
+    sums = tl.zeros((BLOCK_M, VALUE_PADDED), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if HAS_SINKS:
@@ -308,16 +222,17 @@ def attend_part(
     sums, peak, total = attend_tiles(
         sums, peak, total, query, first_keys, positions, lowest, part.highest, part.keys_begin,
         position, key_ptr, value_ptr, table_ptr, strides.block, strides.token, numbers.scale,
-        numbers.cap, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED,
+        numbers.cap, True, HAS_WINDOW, HAS_CAP, BLOCK_SIZE, TILE, DIM, DIM_PADDED, VALUE_DIM,
+        VALUE_PADDED,
     )  # fmt: skip
     output = OutputRows(
-        layer.out + token * strides.out + kv_head * (HEADS_PER_KV * DIM),
-        places_of(rows, strides.out, HEADS_PER_KV, DIM, MAX_TOKENS),
-        gates_of(part, gates, rows, HEADS_PER_KV, DIM, MAX_TOKENS),
+        layer.out + token * strides.out + kv_head * (HEADS_PER_KV * VALUE_DIM),
+        places_of(rows, strides.out, HEADS_PER_KV, VALUE_DIM, MAX_TOKENS),
+        gates_of(part, gates, rows, HEADS_PER_KV, VALUE_DIM, MAX_TOKENS),
     )
     own_gates = None
     if NUM_SPLITS == 1:  # they arrive while the new keys are attended to
-        own_gates = load_gates(output.gates, is_row, DIM, DIM_PADDED)
+        own_gates = load_gates(output.gates, is_row, VALUE_DIM, VALUE_PADDED)
     num_seen = tl.where(is_first & SEES_NEW, query_len, 0)
     multiplied: tl.constexpr = 1 if NEW_KEYS == 1 else BLOCK_M
     new_key = from_cache(new_key, dtype, multiplied)
@@ -329,7 +244,7 @@ def attend_part(
 
     if NUM_SPLITS == 1:
         result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-        store_rows(output, result, own_gates, is_row, DIM, DIM_PADDED)
+        store_rows(output, result, own_gates, is_row, VALUE_DIM, VALUE_PADDED)
     else:
         # A request has the scratch memory of its tokens: the parts of a kv head, then of the next.
         num_rows = query_len * HEADS_PER_KV
@@ -338,7 +253,7 @@ def attend_part(
         finish_part(
             output, sums, peak, total, rows, is_row, memory.sums, memory.stats, counter, first_part,
             part.split, part.num_parts, num_rows,
-            NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, DIM, DIM_PADDED,
+            NUM_SPLITS, HEADS_PER_KV, MAX_TOKENS, HEADS_AT_ONCE, VALUE_DIM, VALUE_PADDED,
         )  # fmt: skip
 
 
@@ -359,7 +274,9 @@ def attend_decodes(
     ROTARY_HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
+    ROUNDS_ONCE: tl.constexpr,
+    IS_CENTERED: tl.constexpr,
+    HAS_OWN_NORMS: tl.constexpr,
     NORM_TOKENS: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
@@ -370,6 +287,8 @@ def attend_decodes(
     TILE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
     MAX_TOKENS: tl.constexpr,
     NEW_KEYS: tl.constexpr,
     FEWEST_KEYS: tl.constexpr,
@@ -393,8 +312,9 @@ def attend_decodes(
         return
     attend_part(
         part, layer, strides, numbers, window, memory, gates, growth, ahead, None,
-        HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, NORM, HAS_OFFSET,
-        NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
-        TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, HAS_KEYS, LOADS_FIRST,
-        IS_DEPENDENT, SEES_NEW,
+        HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, NORM, ROUNDS_ONCE,
+        IS_CENTERED, HAS_OWN_NORMS, NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS,
+        HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
+        TILE, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE,
+        HAS_KEYS, LOADS_FIRST, IS_DEPENDENT, SEES_NEW,
     )  # fmt: skip

@@ -32,21 +32,12 @@ def _attend_to_one(
 
 
 @triton.jit
-def load_cached(key_ptr, value_ptr, place, is_element):
-    """Returns new keys and values that an earlier layer has written, as the cache stores them, and
-    0 for tokens without a slot."""
-    key = tl.load(key_ptr + place, mask=is_element, other=0.0)
-    value = tl.load(value_ptr + place, mask=is_element, other=0.0)
-    return key, value
-
-
-@triton.jit
 def attend_to_new(
     sums, peak, total, query, new_key, new_value, position, first_keys, positions, num_seen, scale,
     cap, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, NEW_KEYS: tl.constexpr,
 ):  # fmt: skip
     """Updates the online softmax of all rows with the first `num_seen` of the new keys,
-    [NEW_KEYS, DIM_PADDED], which begin at `position`. A row sees those up to its own position."""
+    which begin at `position`. A row sees those up to its own position."""
     if NEW_KEYS == 1:
         sums, peak, total = _attend_to_one(
             sums, peak, total, query, new_key, new_value, num_seen > 0, scale, cap, HAS_CAP,

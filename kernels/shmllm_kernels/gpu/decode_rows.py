@@ -42,11 +42,11 @@ def angles_of_rows(
 
 
 @triton.jit
-def query_heads_with_norms(rows, kv_head, NORM_TOKENS: tl.constexpr, HEADS_PER_KV: tl.constexpr):
+def query_heads_with_norms(rows, kv_head, HAS_OWN: tl.constexpr, HEADS_PER_KV: tl.constexpr):
     """Returns the numbers of the rows' query heads, which have weights of their own, [rows], or [1]
     if there is one; None: all heads have the same."""
     heads = None
-    if NORM_TOKENS:
+    if HAS_OWN:
         heads = kv_head + tl.arange(0, 1)
         if HEADS_PER_KV > 1:
             heads = kv_head * HEADS_PER_KV + rows % HEADS_PER_KV
@@ -54,11 +54,11 @@ def query_heads_with_norms(rows, kv_head, NORM_TOKENS: tl.constexpr, HEADS_PER_K
 
 
 @triton.jit
-def key_head_with_norm(kv_head, NORM_TOKENS: tl.constexpr):
+def key_head_with_norm(kv_head, HAS_OWN: tl.constexpr):
     """Returns the number of the kv head, whose key has weights of its own, [1]; None: all heads
     have the same."""
     heads = None
-    if NORM_TOKENS:
+    if HAS_OWN:
         heads = kv_head + tl.arange(0, 1)
     return heads
 

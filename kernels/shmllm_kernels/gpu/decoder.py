@@ -16,7 +16,7 @@ from torch import Tensor
 from shmllm_kernels.gpu.attention import AttentionScratch, checked, scales_of
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.decode_attention import MAX_TOKENS, constants_of
-from shmllm_kernels.gpu.decode_attention_kernel import (
+from shmllm_kernels.gpu.decode_operands import (
     HeadNumbers,
     HeadStrides,
     LayerHeads,
@@ -258,7 +258,9 @@ def run_layers(
         Norm(numbers.eps, numbers.offset),
         numbers.residual_scale,
         Step(query_starts, context_lens),
-        LayerHeads(residual, residual, *stored, first.table, slots, cos, sin, *norms, residual),
+        LayerHeads(
+            residual, residual, residual, *stored, first.table, slots, cos, sin, *norms, residual
+        ),
         HeadStrides(
             num_heads * dim,
             width,
@@ -275,7 +277,7 @@ def run_layers(
             numbers.head_offset,
         ),
         parts,
-        **constants_of(attention, num_heads, num_kv_heads, dim, num_splits, max_tokens),
+        **constants_of(attention, num_heads, num_kv_heads, (dim, dim), num_splits, max_tokens),
         IS_FIRST=dtype is torch.float16,
         HAS_QKV_BIAS=first.qkv_bias is not None,
         HAS_OUTPUT_BIAS=first.output_bias is not None,
@@ -295,7 +297,7 @@ def run_layers(
         ROTARY_HALF=0 if first.cos is None else first.cos.shape[-1] // 2,
         IS_INTERLEAVED=numbers.interleaved,
         NORM=NORM_BEFORE.value if first.query_norm is not None else 0,
-        HAS_OFFSET=numbers.head_offset != 0,
+        ROUNDS_ONCE=numbers.head_offset != 0,
         BLOCK_SIZE=first.keys.shape[1],
         num_warps=config.num_warps,
         num_stages=config.num_stages,

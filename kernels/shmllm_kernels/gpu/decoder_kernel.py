@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from shmllm_kernels.gpu.decode_attention_kernel import LayerHeads, attend_part, part_of
+from shmllm_kernels.gpu.decode_attention_kernel import attend_part, part_of
+from shmllm_kernels.gpu.decode_operands import LayerHeads
 from shmllm_kernels.gpu.decoder_product import Target, ask_cache, multiply_columns, own_columns
 from shmllm_kernels.gpu.few_rows_kernel import NormedRows, NormedSum
 from shmllm_kernels.gpu.grid_meeting import Meeting, arrive, await_arrivals, leave
@@ -101,11 +102,12 @@ def _pointer(row, column, like):
 
 
 @triton.jit
-def _layer(table, index, streams, like):
-    """Returns a layer of the table."""
+def _layer(table, index, streams, like, VALUES_AT: tl.constexpr):
+    """Returns a layer of the table. VALUES_AT: where value heads begin in a row of heads."""
     row, x = table + index * NUM_COLUMNS, streams.residual
     heads = LayerHeads(
-        streams.attended, streams.heads, _pointer(row, 12, like.key_cache),
+        streams.attended, streams.heads, streams.heads + VALUES_AT,
+        _pointer(row, 12, like.key_cache),
         _pointer(row, 13, like.value_cache), tl.load(row + 14).to(like.table.dtype),
         tl.load(row + 15).to(like.slots.dtype), _pointer(row, 16, like.cos),
         _pointer(row, 17, like.sin), _pointer(row, 18, like.query_weight),
@@ -123,11 +125,12 @@ def _layer(table, index, streams, like):
 def _attend(
     heads, window, requests, step, strides, numbers, memory, meeting,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, ROTARY_HALF: tl.constexpr,
-    IS_INTERLEAVED: tl.constexpr, NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr, NORM: tl.constexpr, ROUNDS_ONCE: tl.constexpr,
     NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr, MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr,
-    FEWEST_KEYS: tl.constexpr, HEADS_AT_ONCE: tl.constexpr,
+    DIM_PADDED: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr,
+    MAX_TOKENS: tl.constexpr, NEW_KEYS: tl.constexpr, FEWEST_KEYS: tl.constexpr,
+    HEADS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Attends to this program's parts of the contexts of all requests."""
     first, all_parts = tl.program_id(0), requests * (NUM_KV_HEADS * NUM_SPLITS)
@@ -140,9 +143,11 @@ def _attend(
         if not part.is_idle:
             attend_part(
                 part, heads, strides, numbers, window, memory, None, None, None, meeting,
-                HAS_WINDOW, HAS_CAP, False, ROTARY_HALF, IS_INTERLEAVED, NORM, HAS_OFFSET, 0,
+                HAS_WINDOW, HAS_CAP, False, ROTARY_HALF, IS_INTERLEAVED, NORM, ROUNDS_ONCE, False,
+                False, 0,
                 False, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M, TILE, DIM,
-                DIM_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True, True, False, True,
+                DIM_PADDED, VALUE_DIM, VALUE_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE, True,
+                True, False, True,
             )  # fmt: skip
     await_arrivals(meeting)  # a program may have had no part
 
@@ -179,7 +184,7 @@ def decode_layers(
     ROTARY_HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
+    ROUNDS_ONCE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEADS_PER_KV: tl.constexpr,
@@ -188,6 +193,8 @@ def decode_layers(
     TILE: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr,
     MAX_TOKENS: tl.constexpr,
     NEW_KEYS: tl.constexpr,
     FEWEST_KEYS: tl.constexpr,
@@ -200,7 +207,7 @@ def decode_layers(
     if HAS_POSTS:
         between, blocks = streams.spare, Target(product, sizes.residual, scale)
     for index in range(sizes.layers):
-        layer = _layer(table, index, streams, like)
+        layer = _layer(table, index, streams, like, NUM_KV_HEADS * (HEADS_PER_KV + 1) * DIM)
         qkv = own_columns(layer.qkv, layer.qkv_bias, sizes.heads, sizes.residual)
         output = own_columns(layer.output, layer.output_bias, sizes.residual, sizes.attended)
         gate_up = own_columns(layer.gate_up, layer.gate_up_bias, sizes.activated, sizes.residual)
@@ -230,8 +237,9 @@ def decode_layers(
         _attend(
             layer.heads, layer.window, sizes.requests, step, strides, numbers, memory,
             Meeting(counters, arrivals), HAS_WINDOW, HAS_CAP, ROTARY_HALF, IS_INTERLEAVED,
-            NORM, HAS_OFFSET, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
-            TILE, DIM, DIM_PADDED, MAX_TOKENS, NEW_KEYS, FEWEST_KEYS, HEADS_AT_ONCE,
+            NORM, ROUNDS_ONCE, NUM_SPLITS, NUM_KV_HEADS, HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
+            TILE, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, MAX_TOKENS, NEW_KEYS, FEWEST_KEYS,
+            HEADS_AT_ONCE,
         )  # fmt: skip
         arrive(counters)
         arrivals += programs

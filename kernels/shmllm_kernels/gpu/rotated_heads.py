@@ -103,23 +103,41 @@ def load_angles(
 @triton.jit
 def rotated(
     x, other, weight, other_weight, scale, cos, sin, eps,
-    dtype: tl.constexpr, ROTARY_HALF: tl.constexpr, NORM: tl.constexpr, HAS_OFFSET: tl.constexpr,
-    DIM: tl.constexpr,
+    dtype: tl.constexpr, ROTARY_HALF: tl.constexpr, NORM: tl.constexpr, ROUNDS_ONCE: tl.constexpr,
+    IS_CENTERED: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Returns normalised and rotated heads, float32. It rounds where the reference does, but not
     the result. The angles are those of each head, or of the only token. The norm's scale is
     [heads, 1]; None: that of a norm over each head, as all are behind a rotation."""
     if NORM == NORM_BEFORE:
+        if IS_CENTERED:
+            mean = _mean_of_heads(x, DIM)
+            x, other = _centered(x, mean, DIM), other - mean
         if scale is None:
             scale = _scale_of_heads(x, eps, DIM)
-        x = _scaled(x, scale, weight, dtype, HAS_OFFSET)
-        other = _scaled(other, scale, other_weight, dtype, HAS_OFFSET)
+        x = _scaled(x, scale, weight, dtype, ROUNDS_ONCE)
+        other = _scaled(other, scale, other_weight, dtype, ROUNDS_ONCE)
     if ROTARY_HALF:
         x = x * cos + other * sin
     if NORM == NORM_BEHIND:
         x = x.to(dtype).to(tl.float32)
-        x = _scaled(x, _scale_of_heads(x, eps, DIM), weight, dtype, HAS_OFFSET)
+        if IS_CENTERED:
+            x = _centered(x, _mean_of_heads(x, DIM), DIM)
+        x = _scaled(x, _scale_of_heads(x, eps, DIM), weight, dtype, ROUNDS_ONCE)
     return x
+
+
+@triton.jit
+def _mean_of_heads(x, DIM: tl.constexpr):
+    """Returns the mean of each head, [heads, 1]."""
+    return (tl.sum(x, axis=1) / DIM)[:, None]
+
+
+@triton.jit
+def _centered(x, mean, DIM: tl.constexpr):
+    """Returns heads less their means, [heads, DIM_PADDED], with zeros behind the heads."""
+    inside = (tl.arange(0, x.shape[1]) < DIM)[None, :]
+    return tl.where(inside, x - mean, 0.0)
 
 
 @triton.jit
@@ -129,10 +147,10 @@ def _scale_of_heads(x, eps, DIM: tl.constexpr):
 
 
 @triton.jit
-def _scaled(x, scale, weight, dtype: tl.constexpr, HAS_OFFSET: tl.constexpr):
+def _scaled(x, scale, weight, dtype: tl.constexpr, ROUNDS_ONCE: tl.constexpr):
     """Returns heads times their scale and the norm's weights."""
     x *= scale
-    if not HAS_OFFSET:
+    if not ROUNDS_ONCE:
         x = x.to(dtype).to(tl.float32)
     return (x * weight).to(dtype).to(tl.float32)
 

@@ -32,8 +32,8 @@ def paged_attention(
 
     Args:
         query: [tokens, num_heads, dim]; head h reads kv head h // (num_heads / num_kv_heads).
-        key_cache: [blocks, block_size, num_kv_heads, dim], like ``value_cache``, in any dtype.
-        value_cache: the values.
+        key_cache: [blocks, block_size, num_kv_heads, dim], in any dtype.
+        value_cache: [blocks, block_size, num_kv_heads, value_dim], in any dtype.
         block_table: [requests, max_blocks], the blocks of each request in order.
         query_starts: [requests + 1], the index of each request's first token in ``query``.
         context_lens: [requests], the number of each request's tokens so far, those of ``query``
@@ -51,10 +51,10 @@ def paged_attention(
             None: there are none.
 
     Returns:
-        [tokens, num_heads, dim] in query's dtype, computed in float64; zero for tokens of no
+        [tokens, num_heads, value_dim] in query's dtype, computed in float64; zero for tokens of no
         request.
     """
-    out = torch.zeros_like(query)
+    out = query.new_zeros(*query.shape[:2], value_cache.shape[3])
     heads_per_kv = query.shape[1] // key_cache.shape[2]
     starts, contexts = query_starts.tolist(), context_lens.tolist()
     for request, (begin, end) in enumerate(pairwise(starts)):

@@ -12,15 +12,17 @@ from shmllm_kernels.reference.rope import apply_rope
 
 
 class HeadNorms(NamedTuple):
-    """RMSNorms of heads.
+    """RMSNorms or LayerNorms of heads.
 
-    query: the weight of the queries' norm: [dim], for a norm of each head, or [num_heads * dim],
-        for one of all side by side.
+    query: the weight of the queries' norm: [dim], for a norm of each head, [num_heads, dim], if
+        each head has weights of its own, or [num_heads * dim], for a norm of all side by side.
     key: the weight of the keys' norm, likewise; None: a step has no keys.
     eps: their eps, and that of the values' norm.
     offset: added to these weights.
     has_values: whether value heads have a norm, too, without a weight.
     is_behind: whether queries and keys are normalised behind the rotation, and not before it.
+    is_centered: whether the norms of queries and keys are LayerNorms without a bias, which are of
+        each head.
     """
 
     query: Tensor
@@ -29,6 +31,12 @@ class HeadNorms(NamedTuple):
     offset: float = 0.0
     has_values: bool = False
     is_behind: bool = False
+    is_centered: bool = False
+
+    @property
+    def rounds_once(self) -> bool:
+        """Whether the result of a norm is rounded, but not what its weights multiply."""
+        return self.is_centered or self.offset != 0
 
 
 class QueryGrowth(NamedTuple):
@@ -56,6 +64,7 @@ def rope_and_write(
     interleaved: bool = False,
     growth: QueryGrowth | None = None,
     positions: Tensor | None = None,
+    values: Tensor | None = None,
 ) -> None:
     """Normalises and rotates the heads of a step's tokens and writes keys and values to the cache.
 
@@ -66,7 +75,7 @@ def rope_and_write(
         query: [tokens, num_heads, dim]; gets the rotated query heads.
         key_cache: [blocks, block_size, num_kv_heads, dim]; gets the rotated keys, in the dtype of
             ``heads`` or rounded to float8_e4m3fn.
-        value_cache: the same shape; gets the values.
+        value_cache: [blocks, block_size, num_kv_heads, value_dim]; gets the values.
         heads: [tokens, num_heads + 2 * num_kv_heads, dim]: query, key and value heads; or
             [tokens, num_heads, dim]: nothing is written to the cache.
         cos: [tokens, 1, rotary_dim], see ``reference.rope``; None: nothing is rotated.
@@ -76,13 +85,16 @@ def rope_and_write(
         interleaved: see ``reference.rope``.
         growth: the factor of rotated queries; None: they have none.
         positions: [tokens] int64, read with ``growth``.
+        values: [tokens, num_kv_heads, value_dim], value heads, where ``heads`` are query and key
+            heads; None: the last ones of ``heads`` are values.
     """
-    num_heads = query.shape[1]
-    num_kv_heads = (heads.shape[1] - num_heads) // 2
-    sizes = [num_heads, num_kv_heads, num_kv_heads]
-    rotated, key, value = heads.split_with_sizes(sizes, dim=1)
+    num_heads, num_kv_heads = query.shape[1], key_cache.shape[2]
+    stores = heads.shape[1] > num_heads
+    if values is None:
+        values = heads[:, num_heads + num_kv_heads :]
+    rotated, key, value = heads[:, :num_heads], heads[:, num_heads:][:, :num_kv_heads], values
     if norms is not None and norms.has_values:
-        value = _normalise(value, torch.ones_like(value[0, 0]), norms.eps, 0.0)
+        value = rms_norm(value, torch.ones_like(value[0, 0]), norms.eps)
     if norms is not None and not norms.is_behind:
         rotated, key = _normalise_both(rotated, key, norms)
     if cos is not None and sin is not None:
@@ -92,8 +104,13 @@ def rope_and_write(
     if growth is not None and positions is not None:
         rotated = rotated * query_factors(positions, growth)[:, None, None].to(rotated.dtype)
     query.copy_(rotated)
-    if not num_kv_heads:
-        return
+    if stores:
+        _write(key_cache, value_cache, key, value, slots)
+
+
+def _write(
+    key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor
+) -> None:
     stored = slots >= 0
     blocks, places = slots[stored] // key_cache.shape[1], slots[stored] % key_cache.shape[1]
     for cache, part in ((key_cache, key), (value_cache, value)):
@@ -116,13 +133,18 @@ def to_float8(x: Tensor) -> Tensor:
 
 
 def _normalise_both(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:
-    query = _normalise(query, norms.query, norms.eps, norms.offset)
+    query = _normalise(query, norms.query, norms)
     if norms.key is not None:
-        key = _normalise(key, norms.key, norms.eps, norms.offset)
+        key = _normalise(key, norms.key, norms)
     return query, key
 
 
-def _normalise(heads: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
-    if len(weight) == heads.shape[-1]:
-        return rms_norm(heads, weight, eps, offset)
-    return rms_norm(heads.flatten(-2), weight, eps, offset).view_as(heads)
+def _normalise(heads: Tensor, weight: Tensor, norms: HeadNorms) -> Tensor:
+    if norms.is_centered:
+        heads = heads.to(torch.promote_types(heads.dtype, torch.float32))
+        centered = heads - heads.mean(-1, keepdim=True)
+        scale = (centered.square().mean(-1, keepdim=True) + norms.eps).rsqrt()
+        return (centered * scale * (weight.to(heads.dtype) + norms.offset)).to(weight.dtype)
+    if weight.dim() == 1 and len(weight) != heads.shape[-1]:
+        return rms_norm(heads.flatten(-2), weight, norms.eps, norms.offset).view_as(heads)
+    return rms_norm(heads, weight, norms.eps, norms.offset)

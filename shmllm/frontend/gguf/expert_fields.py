@@ -178,6 +178,25 @@ def _dots1(known: Metadata, config: Json) -> Json:
     return experts_of_deepseek(known, config)
 
 
+def _deepseek(known: Metadata, config: Json) -> Json:
+    """llama.cpp divides no weights of experts by their sum, whatever a file says."""
+    return experts_of_deepseek(known, config) | {"norm_topk_prob": False}
+
+
+def _bailing_moe_v2(known: Metadata, config: Json) -> Json:
+    check_sigmoids(known)
+    if not known.flag("expert_weights_norm", False):
+        raise known.header.error("Ling 2.0 without expert_weights_norm is not supported")
+    fields = experts_of_deepseek(known, config)
+    return fields | {
+        "num_experts": fields["n_routed_experts"],
+        "num_shared_experts": fields["n_shared_experts"],
+        "n_group": known.whole("expert_group_count", 1),
+        "topk_group": known.whole("expert_group_used_count", 1),
+        "use_qkv_bias": config["attention_bias"],
+    }
+
+
 def experts_of_deepseek(known: Metadata, config: Json) -> Json:
     """The fields of experts, and no window."""
     return no_window(known, config) | {
@@ -251,6 +270,8 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "exaone_moe": _exaone_moe,
     "glm4_moe": _glm4_moe,
     "dots1": _dots1,
+    "deepseek": _deepseek,
+    "bailing_moe_v2": _bailing_moe_v2,
     "minimax_m2": _minimax_m2,
     "afmoe": _afmoe,
 }

@@ -182,8 +182,15 @@ def _cohere2(known: Metadata, config: Json) -> Json:
     }
 
 
+def _has_qk_norms(known: Metadata) -> bool:
+    return "blk.0.attn_q_norm.weight" in known.header.tensors
+
+
 def _cohere(known: Metadata, config: Json) -> Json:
-    return no_window(known, config) | {"logit_scale": known.number("logit_scale")}
+    return no_window(known, config) | {
+        "logit_scale": known.number("logit_scale"),
+        "use_qk_norm": _has_qk_norms(known),
+    }
 
 
 def _relu_squared(known: Metadata, config: Json) -> Json:
@@ -214,7 +221,7 @@ def _stablelm(known: Metadata, config: Json) -> Json:
     tensors = known.header.tensors
     return no_window(known, config) | {
         "use_qkv_bias": config["attention_bias"],
-        "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
+        "qk_layernorm": _has_qk_norms(known),
         "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
     }
 

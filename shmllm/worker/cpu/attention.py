@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import AttentionHeads
-from shmllm.models.mixer_specs import Growth
+from shmllm.models.mixer_specs import Growth, QKNorm
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
@@ -29,6 +29,9 @@ from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.rows import GATE, GROW
 from shmllm_kernels.windows import window_number
+
+_EXTENTS: dict[QKNorm | None, int] = {None: 0, "head": 0, "row": 1, "each": 2}
+"""What the kernel that stores heads calls the norms of queries and keys."""
 
 
 def requests_of_groups(
@@ -128,7 +131,7 @@ class AttentionOps:
         kinds = layout.stored, dtype_name(attention.dtype)
         self._record("store_heads", STORE_HEADS[kinds], *source, *self._storing(attention, cache))
         if spec.growth is not None:
-            record_growth(self._program, self._inputs, qkv, spec.width, spec.growth)
+            record_growth(self._program, self._inputs, qkv, spec.query_width, spec.growth)
         requests = self._requests[cache.group, Division.of(spec)]
         operands = [
             requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
@@ -140,8 +143,9 @@ class AttentionOps:
         self._record("attend", ATTEND[kinds], *operands)
         self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
         if spec.gated:
-            gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.width), 4 * qkv.shape[1]]
-            self._record("gate", GATE, out.data_ptr(), spec.width, *gates)
+            gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.gate_width), 4 * qkv.shape[1]]
+            columns = spec.width // spec.gate_width
+            self._record("gate", GATE[spec.gate], out.data_ptr(), spec.width, *gates, columns)
 
     def _storing(self, attention: AttentionHeads, cache: LayerCache) -> list[int]:
         """Return the operands of STORE_HEADS behind the addresses of queries, keys and values."""
@@ -156,8 +160,9 @@ class AttentionOps:
         return [
             *angles, self._inputs.slot_mapping[cache.group].ctypes.data, target,
             *map(_address, weights),
-            word_of_float(norm.eps), word_of_float(norm.offset), int(spec.qk_norm == "row"),
+            word_of_float(norm.eps), word_of_float(norm.offset), _EXTENTS[spec.qk_norm],
             *rotation, _address(self._weight_of_values(attention)), int(spec.norms_rotated),
+            int(norm.kind == "layer"),
         ]  # fmt: skip
 
     def _weight_of_values(self, attention: AttentionHeads) -> Tensor | None:
@@ -165,7 +170,7 @@ class AttentionOps:
         if not attention.spec.value_norm:
             return None
         if self._ones is None:
-            widest = max(each.head_dim for each in self._config.attentions)
+            widest = max(each.value_head_dim for each in self._config.attentions)
             self._ones = torch.ones(widest, dtype=attention.dtype)
         return self._ones
 

@@ -39,7 +39,7 @@ def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout | Lat
     """
     if not heads.value_dim:
         return LatentLayout(heads.key_dim, block_size, dtype_of(stored), heads.index_dim)
-    return CacheLayout(heads.count, heads.key_dim, block_size, stored)
+    return CacheLayout(heads.count, heads.key_dim, block_size, stored, heads.value_dim)
 
 
 def cache_bytes(shape: CacheShape, num_blocks: int, num_states: int = 1) -> int:

@@ -32,7 +32,9 @@ class EncodedPrefixes:
         self._slots: LongArray = np.zeros((cache.num_groups, config.num_encoded), np.int64)
         sources = sorted(set(config.kv_sources.values()))
         layouts = [head_layout(cache.layers[layer]) for layer in sources]
-        self._widths = [2 * layout.num_kv_heads * layout.head_dim for layout in layouts]
+        self._widths = [
+            layout.num_kv_heads * (layout.head_dim + layout.value_dim) for layout in layouts
+        ]
         self._rows = torch.empty(config.num_encoded, max(self._widths), dtype=torch.float32)
         for layer in sources:
             self._record(cache, layer, dtype_name(dtype))
@@ -43,7 +45,7 @@ class EncodedPrefixes:
         blocks, layout = cache.layers[layer].blocks, head_layout(cache.layers[layer])
         heads = head_words(layout, num_heads=0, block_stride=blocks.stride(0))
         rows = [self._rows.data_ptr(), 4 * self._rows.shape[1]]
-        without_angles, without_norms = [0, 0], [0] * 9
+        without_angles, without_norms = [0, 0], [0] * 10
         operands = [
             self._count.ctypes.data, heads.ctypes.data, *rows, *without_angles,
             self._slots[cache.layers[layer].group].ctypes.data, blocks.data_ptr(), *without_norms,

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from shmllm.models.layers import AttentionHeads, Norm
-from shmllm.models.mixer_specs import WITHIN_ITEMS, Encoded
+from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec, Encoded
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -107,10 +108,12 @@ class AttentionOps:
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         """See `models.ops.Ops.attend`."""
         spec, num_tokens = attention.spec, len(qkv)
-        rows = qkv.unflatten(1, (-1, spec.head_dim))
-        num_stored = 2 * spec.num_kv_heads if spec.source is None else 0
-        heads = rows[:, : spec.num_heads + num_stored]
-        gates = rows[:, spec.num_heads + num_stored :] if spec.gated else None
+        widths = [spec.key_width, spec.value_width] if spec.source is None else [0, 0]
+        widths = [spec.query_width + widths[0], widths[1], spec.gate_width]
+        of_heads, of_values, of_gates = qkv.split_with_sizes(widths, dim=1)
+        heads = of_heads.unflatten(1, (-1, spec.head_dim))
+        values = of_values.unflatten(1, (-1, spec.value_head_dim)) if of_values.shape[1] else None
+        gates = of_gates.unflatten(1, (spec.num_heads, -1)) if spec.gated else None
         most = self._step.launches[HeadShape.of(spec)].max_tokens
         # An item that a request's last known token belongs to does not go on in that step. What an
         # encoder has computed is the context of one token, and of each of several.
@@ -126,17 +129,20 @@ class AttentionOps:
             None if spec.growth is None else QueryGrowth(*spec.growth),
         )
         out = self._buffers.attended(spec.width)[:num_tokens]
-        attended = out.view(num_tokens, spec.num_heads, spec.head_dim)
+        attended = out.view(num_tokens, spec.num_heads, spec.value_head_dim)
         if is_one_launch:
-            attend = partial(self._attend_decodes, attended, heads, gates, attention, rotation)
+            computes_gates = spec.gate == "sigmoid" and not spec.gates_of_heads
+            parts = heads, values, gates if computes_gates else None
+            attend = partial(self._attend_decodes, attended, *parts, attention, rotation)
             self._step.launch(attend)
+            if not computes_gates:
+                _multiply_by_gates(attended, gates, spec)
             return out
         query = heads[:, : spec.num_heads]  # rotated in place
         if rotation.changes_some or spec.source is None:
-            self._rotate_and_write(query, heads, attention, rotation)
+            self._rotate_and_write(query, heads, values, attention, rotation)
         self._step.launch(partial(self._attend, attended, query, attention))
-        if gates is not None:
-            attended.mul_(gates.sigmoid_())
+        _multiply_by_gates(attended, gates, spec)
         return out
 
     def _norms_of_heads(
@@ -148,18 +154,29 @@ class AttentionOps:
         if q_norm is None:
             return None
         if spec.qk_norm == "row" and not is_one_launch:
-            self._norm(qkv[:, : spec.width], q_norm)
+            self._norm(qkv[:, : spec.query_width], q_norm)
             if k_norm is not None:
-                self._norm(qkv[:, spec.width : spec.width + spec.kv_width], k_norm)
+                self._norm(qkv[:, spec.query_width :][:, : spec.key_width], k_norm)
             return None
         of_keys = None if k_norm is None else k_norm.weight
         kind = q_norm.spec
         return HeadNorms(
-            q_norm.weight, of_keys, kind.eps, kind.offset, spec.value_norm, spec.norms_rotated
+            q_norm.weight,
+            of_keys,
+            kind.eps,
+            kind.offset,
+            spec.value_norm,
+            spec.norms_rotated,
+            kind.kind == "layer",
         )
 
     def _rotate_and_write(
-        self, query: Tensor, heads: Tensor, attention: AttentionHeads, rotation: _Heads
+        self,
+        query: Tensor,
+        heads: Tensor,
+        new_values: Tensor | None,
+        attention: AttentionHeads,
+        rotation: _Heads,
     ) -> None:
         group, keys, values = self._cache.layers[attention.layer]
         slots = self._inputs.step.slots[group, : len(heads)]
@@ -175,12 +192,14 @@ class AttentionOps:
             rotation.interleaved,
             rotation.growth,
             self._inputs.step.positions[: len(heads)],
+            new_values,
         )
 
     def _attend_decodes(
         self,
         out: Tensor,
         heads: Tensor,
+        new_values: Tensor | None,
         gates: Tensor | None,
         attention: AttentionHeads,
         rotation: _Heads,
@@ -222,6 +241,7 @@ class AttentionOps:
             growth=rotation.growth,
             ahead=self._ahead.get(attention.layer) if self._step.is_few else None,
             sees_new=not is_encoded,
+            values=new_values,
         )
 
     def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:
@@ -250,3 +270,12 @@ class AttentionOps:
             ends=inputs.ends(attention.spec.ahead, num_tokens),
             biases=attention.biases,
         )
+
+
+def _multiply_by_gates(attended: Tensor, gates: Tensor | None, spec: AttentionSpec) -> None:
+    """Multiply the result, [tokens, heads, value_head_dim], by the function of its gates, if it has
+    any; these may be overwritten."""
+    if gates is None:
+        return
+    opened = gates.sigmoid_() if spec.gate == "sigmoid" else softplus(gates)
+    attended.mul_(opened)

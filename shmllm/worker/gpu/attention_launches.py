@@ -42,7 +42,8 @@ class HeadShape:
     Attributes:
         num_heads: the number of query heads.
         num_kv_heads: the number of key-value heads.
-        head_dim: the width of a head's output, before it is projected to values.
+        head_dim: the width of a query; of a latent attention, that of a latent.
+        value_dim: the width of a head's output, before a latent one is projected to values.
         is_latent: whether it is a latent attention.
         is_chosen: whether each token attends to what was chosen for it, as a request of its own.
     """
@@ -50,6 +51,7 @@ class HeadShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int
     is_latent: bool = False
     is_chosen: bool = False
 
@@ -57,9 +59,9 @@ class HeadShape:
     def of(cls, spec: AttentionSpec | LatentAttentionSpec) -> HeadShape:
         """Return the heads of a layer."""
         if isinstance(spec, LatentAttentionSpec):
-            is_chosen = spec.indexer is not None
-            return cls(spec.num_heads, 1, spec.rank, is_latent=True, is_chosen=is_chosen)
-        return cls(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+            sizes = spec.num_heads, 1, spec.rank, spec.rank
+            return cls(*sizes, is_latent=True, is_chosen=spec.indexer is not None)
+        return cls(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class AttentionLaunches:
             for shape, launch in self.choose(step, step.num_tokens).items():
                 if launch.num_splits > 1:
                     parts = step.num_tokens * launch.num_splits * shape.num_heads
-                    sums, stats = max(sums, parts * shape.head_dim), max(stats, parts * 2)
+                    sums, stats = max(sums, parts * shape.value_dim), max(stats, parts * 2)
         return sums, stats
 
     def variants(

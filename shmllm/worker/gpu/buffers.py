@@ -241,7 +241,7 @@ class GpuBuffers:
         if num_splits == 1:
             return None
         shape = num_tokens, heads.num_heads, num_splits
-        dim, count = heads.head_dim, prod(shape)
+        dim, count = heads.value_dim, prod(shape)
         return AttentionScratch(
             self._part_sums[: count * dim].view(*shape, dim),
             self._part_stats[: count * 2].view(*shape, 2),

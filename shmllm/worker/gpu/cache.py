@@ -2,7 +2,8 @@
 
 This module owns the layout. A block of a layer has its keys and behind them its values,
 [block_size, kv heads, head_dim] each, or [kv heads, block_size, head_dim]: the table of tiles says
-which. docs/kernels.md has the reasons for both.
+which. docs/kernels.md has the reasons for both. If values are narrower than keys, each value lies
+behind its key, so that both have the same strides.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class GpuKVCache:
 
     Attributes:
         layers: for each layer with attention the index of its group, its keys and its values,
-            [num_blocks, block_size, kv heads, head_dim] each, in any order in memory, zeroed;
-            in place of values that are the first elements of their keys it has the
-            keys of an indexer, or a head_dim of 0. Layers of
+            [num_blocks, block_size, kv heads, width] each, in any order in memory, zeroed; in place
+            of values that are the first elements of their keys it has the keys of an indexer, or a
+            width of 0. Layers of
             different groups use the same memory, in blocks of their own. A layer that has no keys
             and values of its own has those of the layer that it reads.
         states: for each layer with a state its states, [num_states, elements] float32.
@@ -134,15 +135,17 @@ def _as_integers(buffers: Tensor) -> Tensor:
 def _keys_and_values(blocks: Tensor, heads: KVHeads, block_size: int) -> tuple[Tensor, Tensor]:
     """Return views of the keys and the values, or the keys of an indexer, in a layer's blocks,
     [num_blocks, elements]."""
-    tokens, value_dim = block_size * heads.count, heads.value_dim or heads.index_dim
-    sizes = [tokens * heads.key_dim, tokens * value_dim]
-    keys, values = blocks.split_with_sizes(sizes, dim=1)
-    if heads.count > 1 and has_heads_first(blocks.device, heads.key_dim):
-        return (
-            keys.unflatten(1, (heads.count, block_size, heads.key_dim)).transpose(1, 2),
-            values.unflatten(1, (heads.count, block_size, value_dim)).transpose(1, 2),
-        )
-    return (
-        keys.unflatten(1, (block_size, heads.count, heads.key_dim)),
-        values.unflatten(1, (block_size, heads.count, value_dim)),
-    )
+    tokens, sizes = block_size * heads.count, [heads.key_dim, heads.value_dim or heads.index_dim]
+    heads_first = heads.count > 1 and has_heads_first(blocks.device, heads.key_dim)
+
+    def in_order(part: Tensor) -> Tensor:
+        width = part.shape[1] // tokens
+        if heads_first:
+            return part.view(len(part), heads.count, block_size, width).transpose(1, 2)
+        return part.view(len(part), block_size, heads.count, width)
+
+    if heads.value_dim not in (0, heads.key_dim):
+        keys, values = in_order(blocks).split_with_sizes(sizes, dim=-1)
+        return keys, values
+    keys, values = blocks.split_with_sizes([tokens * size for size in sizes], dim=1)
+    return in_order(keys), in_order(values)

@@ -82,12 +82,9 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
     if mixer.head_dim > MAX_HEAD_DIM:
         return f"heads of at most {MAX_HEAD_DIM} elements fit into its registers, not those"
     has_more = mixer.sinks or mixer.gated or mixer.value_norm or mixer.growth is not None
-    has_more |= (
-        mixer.biases is not None
-        or mixer.qk_norm == "row"
-        or mixer.norms_rotated
-        or mixer.clip is not None
-    )
+    has_more |= mixer.value_head_dim != mixer.head_dim or mixer.output_scale != 1
+    has_more |= mixer.qk_norm not in (None, "head") or mixer.norms_rotated or mixer.clip is not None
+    has_more |= mixer.biases is not None
     is_plain = mixer.source is None and mixer.ahead in (0, WITHIN_ITEMS)
     return None if is_plain and not has_more else "the kernel does not compute the attention"
 

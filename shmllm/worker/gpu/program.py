@@ -75,7 +75,7 @@ def check_model(
     check_features(config, "the GPU", UNSUPPORTED)
     if load.has_float8_cache:
         check_features(config, f"kv_cache_dtype={load.kv_cache_dtype!r}", NOT_FLOAT8)
-    widest = max((each.head_dim for each in config.attentions), default=0)
+    widest = max((max(each.head_dim, each.value_head_dim) for each in config.attentions), default=0)
     if any(each.rank > MAX_RANK for each in config.latent_attentions):
         raise EngineStartError(
             f"latents of more than {MAX_RANK} elements are too large for the GPU's attention: "

@@ -109,7 +109,7 @@ HYBRID: dict[str, Any] = {
     "mamba_n_groups": 2,
     "mamba_d_state": 20,
 }
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 GRANITE: dict[str, Any] = HYBRID | {
     "layer_types": [LINEAR, FULL, LINEAR, LINEAR],
     "num_local_experts": 6,
@@ -189,6 +189,36 @@ AFMOE: dict[str, Any] = EXPERTS | {
     "sliding_window": 7,
     "route_scale": 2.5,
     "mup_enabled": True,
+}
+HALF_YARN = YARN_ROPE | {"partial_rotary_factor": 0.5}
+BAILING: dict[str, Any] = {
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 24,
+    "head_dim": 16,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+}
+LAGUNA: dict[str, Any] = EXPERTS | {
+    "head_dim": 16,
+    "num_attention_heads_per_layer": [6, 4, 8],
+    "layer_types": [FULL, SLIDING, SLIDING],
+    "sliding_window": 7,
+    "shared_expert_intermediate_size": 36,
+    "moe_routed_scaling_factor": 2.5,
+}
+MIMO: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 3,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": 7,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
 }
 MINIMAX: dict[str, Any] = {
     "num_local_experts": 6,
@@ -311,6 +341,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layers_block_type": ["mlp", FULL, LINEAR, LINEAR, "mlp", FULL], "use_bias": True}
         | {"mlp_bias": True},
     ),
+    "laguna": ("laguna", LAGUNA),
+    "laguna-all-experts": (
+        "laguna",
+        LAGUNA
+        | {"num_experts_per_tok": 6, "gating": "per-element", "num_attention_heads_per_layer": None}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True}
+        | {"rope_parameters": {FULL: HALF_YARN, SLIDING: ROPE}},
+    ),
     "lfm2": ("lfm2", LFM2),
     "lfm2-biases": (
         "lfm2",
@@ -396,6 +434,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_act": "relu2", "attention_bias": True, "head_dim": 16, "rope_parameters": ROPE},
     ),
     "arcee": ("arcee", {}),
+    "bailing-moe-v2": ("bailing_moe_v2", BAILING),
+    "bailing-moe-v2-all-experts": (
+        "bailing_moe_v2",
+        BAILING
+        | {"num_experts_per_tok": 12, "num_shared_experts": 2, "first_k_dense_replace": 0}
+        | {"use_qk_norm": False, "topk_group": 4, "routed_scaling_factor": 1.0}
+        | {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},
+    ),
     "decilm": ("decilm", {"block_configs": BLOCKS}),
     "mimo": ("mimo", {"head_dim": 16}),
     "minicpm": ("minicpm", {"scale_emb": 3.0, "scale_depth": 1.4, "dim_model_base": 8}),
@@ -414,6 +460,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "iquestcoder": ("iquestcoder", {"head_dim": 16}),
     "arcee-bias": ("arcee", {"attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     "cohere": ("cohere", {"logit_scale": 0.3}),
+    "stablelm-qk-norm": (
+        "stablelm",
+        {"qk_layernorm": True, "use_parallel_residual": True, "layer_norm_eps": 0.01},
+    ),
+    "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "layer_norm_eps": 0.01}),
     "cohere-bias": ("cohere", {"attention_bias": True, "num_key_value_heads": 6}),
     "cohere2": ("cohere2", {"sliding_window": 7, "num_hidden_layers": 5, "head_dim": 16}),
     "cohere2-moe": (
@@ -458,6 +509,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "vaultgemma",
         GEMMA
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True},
+    ),
+    "deepseek": (
+        "deepseek",
+        {"n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2}
+        | {"moe_intermediate_size": 24, "first_k_dense_replace": 1},
+    ),
+    "deepseek-all-experts": (
+        "deepseek",
+        {"n_routed_experts": 4, "num_experts_per_tok": 4, "norm_topk_prob": True}
+        | {"moe_intermediate_size": 24, "attention_bias": True, "num_key_value_heads": 6},
     ),
     "deepseek-v2": (
         "deepseek_v2",
@@ -777,6 +838,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
         | {"rope_parameters": MSCALE_ROPE},
     ),
+    "mimo-v2-flash": ("mimo_v2_flash", MIMO),
+    "mimo-v2-flash-all-experts": (
+        "mimo_v2_flash",
+        MIMO
+        | {"num_experts_per_tok": 6, "n_group": 2, "topk_group": 2, "norm_topk_prob": False}
+        | {"attention_value_scale": None, "attention_bias": True, "routed_scaling_factor": 2.5}
+        | {"mlp_layer_types": ["sparse", "dense"] * 2, "head_dim": 8, "v_head_dim": 14}
+        | {"num_key_value_heads": 1, "rope_parameters": {FULL: ROPE, SLIDING: HALF_YARN}},
+    ),
     "minimax-m2": ("minimax_m2", MINIMAX),
     "minimax-m2-all-experts": (
         "minimax_m2",
@@ -948,6 +1018,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 VARIANTS_OF_ROUTERS = {
+    "laguna-all-experts",
+    "deepseek-all-experts",
+    "bailing-moe-v2-all-experts",
     "afmoe-all-experts",
     "dbrx-all-experts",
     "cohere2-moe-all-experts",
@@ -970,6 +1043,7 @@ VARIANTS_OF_ROUTERS = {
     "hy-v3-all-experts",
     "mellum-all-experts",
     "hunyuan-moe-all-experts",
+    "mimo-v2-flash-all-experts",
     "minimax-m2-all-experts",
     "mistral4-all-experts",
     "phimoe-all-experts",
@@ -1008,6 +1082,9 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 
 BFLOAT16 = [
+    "laguna-all-experts",
+    "deepseek-all-experts",
+    "bailing-moe-v2-all-experts",
     "afmoe-all-experts",
     "cohere2-moe-all-experts",
     "apertus",
@@ -1032,6 +1109,7 @@ BFLOAT16 = [
     "llama4-all-experts",
     "mellum-all-experts",
     "minicpm3",
+    "mimo-v2-flash-all-experts",
     "minimax-m2-all-experts",
     "ministral",
     "ministral3",

@@ -44,6 +44,8 @@ OF_DEEPSEEK = (
 )
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
+    "bailing_moe_v2",
+    "deepseek",
     "dbrx",
     "decilm",
     "falcon",
@@ -107,6 +109,10 @@ FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_siz
 OPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA_NETS),
     **dict.fromkeys(("hy_v3", "mellum"), FEW_EXPERTS),
+    "mimo_v2_flash": {
+        "layer_types": ["full_attention"] * 3,
+        "head_dim": 24,
+    },  # others have 4 kv heads
     # Without the width of heads transformers makes no model of these.
     **{kind: {"head_dim": 8} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
 }
@@ -367,8 +373,6 @@ def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:
     [
         ("OPT", {"do_layer_norm_before": False}, "do_layer_norm_before false is not supported"),
         ("OPT", {"word_embed_proj_dim": 32}, "word_embed_proj_dim other than hidden_size"),
-        ("Cohere", {"use_qk_norm": True}, "use_qk_norm true is not supported"),
-        ("StableLm", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
         ("Exaone4", {"sliding_window_pattern": "LLLG"}, "'sliding_window_pattern' must be an int"),
         ("Gemma", {"hidden_activation": "relu"}, "hidden_activation 'relu' beside hidden_act"),
         ("Gemma", {"use_bidirectional_attention": True}, "attention is causal"),

@@ -49,7 +49,7 @@ def of_attention(**options: Any) -> ModelConfig:
 
 
 USES = {
-    Feature.LAYER_QK_NORM: replace(of_attention(qk_norm="head"), norm=NormSpec(kind="layer")),
+    Feature.LAYER_QK_NORM: replace(of_attention(qk_norm="row"), norm=NormSpec(kind="layer")),
     Feature.TRANSPOSED: replace(PLAIN, transposed=True),
     Feature.INDEXER: of_layer(
         mixer=LatentAttentionSpec(
@@ -74,7 +74,7 @@ EXPERTS = of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True)
 def test_every_feature_has_a_case_and_the_first_families_use_none() -> None:
     assert set(USES) == set(Feature)
     assert features_of(PLAIN) == []
-    assert features_of(of_attention(qk_norm="head")) == []
+    assert features_of(of_attention(qk_norm="row")) == []
 
 
 @pytest.mark.parametrize("feature", Feature)
@@ -91,8 +91,8 @@ def test_a_device_refuses_what_it_lacks_by_name_and_nothing_else() -> None:
     with pytest.raises(EngineStartError) as caught:
         check_features(config, "the GPU", frozenset(Feature))
     assert str(caught.value) == (
-        "LlamaForCausalLM needs what the GPU cannot compute yet: LayerNorm of queries and keys; "
-        "matrices that checkpoints store transposed"
+        "LlamaForCausalLM needs what the GPU cannot compute yet: LayerNorm of all queries or keys "
+        "side by side; matrices that checkpoints store transposed"
     )
     check_features(config, "the GPU", ())
 
@@ -100,7 +100,7 @@ def test_a_device_refuses_what_it_lacks_by_name_and_nothing_else() -> None:
 @pytest.mark.parametrize("program", [cpu, gpu])
 def test_a_device_computes_all_but_a_layer_norm_of_queries_and_keys(program: ModuleType) -> None:
     program.check_model(USES[Feature.TRANSPOSED], LoadConfig("nowhere"), "float32")
-    with pytest.raises(EngineStartError, match="cannot compute yet: LayerNorm of queries and keys"):
+    with pytest.raises(EngineStartError, match="compute yet: LayerNorm of all queries or keys"):
         program.check_model(USES[Feature.LAYER_QK_NORM], LoadConfig("nowhere"), "float32")
 
 

@@ -20,6 +20,7 @@ from support.model_helpers import (
     save,
 )
 from support.quantized_checkpoints import fp8, load_packed, named, write_checkpoint
+from support.variants import slow
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from shmllm.errors import EngineStartError
@@ -60,6 +61,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     | {"intermediate_size": 24, "intermediate_size_mlp": 40, "attention_chunk_size": 7},
     "mellum": ROUTER | {"head_dim": 16},
     "hunyuan_v1_moe": {"num_experts": 5, "moe_topk": 2, "head_dim": 16},
+    "laguna": ROUTER
+    | {"head_dim": 16, "shared_expert_intermediate_size": 36, "sliding_window": 7}
+    | {"layer_types": ["full_attention", "sliding_attention"]}
+    | {"num_attention_heads_per_layer": [4, 6]},
+    "mimo_v2_flash": {
+        **{"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        **{"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "sliding_window": 7},
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
     "minimax_m2": GRANITE | {"head_dim": 16},
 }
 
@@ -123,7 +133,10 @@ def test_transposed_experts_are_rounded(tmp_path: Path) -> None:
     assert_computes(model, reference)
 
 
-@pytest.mark.parametrize("family", ["afmoe", "ernie4_5_moe", "exaone_moe", "hy_v3", "minimax_m2"])
+@pytest.mark.parametrize(
+    "family",
+    [*("afmoe", "ernie4_5_moe", "exaone_moe", "hy_v3", "minimax_m2"), slow("mimo_v2_flash")],
+)
 def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -> None:
     model = load(save(make(family), tmp_path), torch.bfloat16)
     exact = [views[0] for views in model.named_weights().values()]
@@ -195,6 +208,26 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
             "must have an object 'full_attention'",
         ),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "'mlp_layer_types' must list one"),
+        ("laguna", {"gating": "sigmoid"}, "gating 'sigmoid' is not supported"),
+        ("laguna", {"gating_types": ["per_element"] * 2}, "'gating_types' other than 'per-head'"),
+        ("laguna", {"attention_bias": True}, "attention_bias True is not supported"),
+        ("laguna", {"moe_router_logit_softcapping": 2.0}, "logit_softcapping 2.0 is not"),
+        ("laguna", {"moe_apply_router_weight_on_input": True}, "weight_on_input True is not"),
+        ("laguna", {"num_attention_heads_per_layer": [4]}, "must list a number for each of 2"),
+        ("laguna", {"rope_parameters": {"rope_theta": 1e4}}, "must have an object '"),
+        ("mimo_v2_flash", {"attention_projection_layout": "fused_qkv"}, "layout 'fused_qkv' is"),
+        ("mimo_v2_flash", {"n_shared_experts": 1}, "n_shared_experts 1 is not supported"),
+        ("mimo_v2_flash", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        (
+            "mimo_v2_flash",
+            {"layer_types": None, "hybrid_layer_pattern": [0, 2]},
+            "'hybrid_layer_pattern' must list 0 or 1 for each",
+        ),
+        (
+            "mimo_v2_flash",
+            {"mlp_layer_types": None, "moe_layer_freq": [1]},
+            "'moe_layer_freq' must list 0 or 1 for each of 2",
+        ),
         ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias False is not supported"),
         ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type 'per_head' is not supported"),
@@ -274,6 +307,7 @@ def test_minimax_m2_in_fp8_with_blocks_of_128(tmp_path: Path) -> None:
         ("hy_v3", "model.layers.2.self_attn.q_proj.weight"),
         ("mellum", "mtp.layers.0.self_attn.q_proj.weight"),
         ("ernie4_5_moe", "model.mtp_block.0.self_attn.q_proj.weight"),
+        ("mimo_v2_flash", "model.mtp.layers.0.self_attn.qkv_proj.weight"),
         ("minimax_m2", "model.layers.4.self_attn.q_proj.weight"),
     ],
 )

@@ -87,6 +87,8 @@ def test_random_weights_are_those_of_one_process(directory: Path) -> None:
     part = create_model(shard_config(config, Shard(1, 2)), torch.float32, allocate)
     load_dummy_weights(part, seed=3)
     for name, views in part.named_weights().items():
+        if isinstance(views[0], Elsewhere):  # one of several norms, of which the other rank has it
+            continue
         own, expected = views[0].clone(), model.named_weights()[name][0].clone()
         is_own = own != 0
         assert is_own.any() or not expected.any(), name

@@ -42,10 +42,19 @@ class Emulated(CacheLayout):
     """The layout of a cache for tile instructions that are emulated."""
 
 
-def made(num_kv_heads: int, head_dim: int, block_size: int, stored: str) -> CacheLayout:
+def made(
+    num_kv_heads: int, head_dim: int, block_size: int, stored: str, value_dim: int | None = None
+) -> CacheLayout:
     """A layout, by a name in STORED."""
     kind = Emulated if stored == "emulated tiles" else CacheLayout
-    return kind(num_kv_heads, head_dim, block_size, IN_TILES if stored in ALL_TILES else stored)
+    dtype = IN_TILES if stored in ALL_TILES else stored
+    return kind(num_kv_heads, head_dim, block_size, dtype, value_dim)
+
+
+def widths_of(layout: CacheLayout, num_heads: int) -> list[int]:
+    """The widths of queries, keys and values of a token."""
+    kv_heads = layout.num_kv_heads
+    return [num_heads * layout.head_dim, kv_heads * layout.head_dim, kv_heads * layout.value_dim]
 
 
 def kinds_of(layout: CacheLayout) -> tuple[str, str]:
@@ -82,12 +91,12 @@ class Request:
         biased: int = 0,
     ) -> None:
         self.ends = ends  # of the keys that its tokens see; None: those of the layer
-        width = (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
         generator = torch.Generator().manual_seed(seed)
+        width = sum(widths_of(layout, num_heads))
         self.qkv = torch.randn(length, width, generator=generator) * 1.5
         self.blocks = np.zeros(0, np.int32)
         self.num_done = 0
-        self.out = torch.full((length, num_heads * layout.head_dim), torch.nan)
+        self.out = torch.full((length, num_heads * layout.value_dim), torch.nan)
 
 
 class Layer:
@@ -118,7 +127,7 @@ class Layer:
         num_blocks = MAX_BLOCKS + 50
         self.cache = np.zeros((num_blocks, layout.block_bytes), np.uint8)
         self.free = list(self.generator.permutation(num_blocks))
-        dim, width = layout.head_dim, (num_heads + 2 * layout.num_kv_heads) * layout.head_dim
+        dim, width = layout.head_dim, sum(widths_of(layout, num_heads))
         weights = torch.Generator().manual_seed(9)
         self.norms = [torch.rand(dim, generator=weights).to(dtype) + 0.5 for _ in range(2)]
         self.normed = normed
@@ -129,7 +138,7 @@ class Layer:
         }
         self.table = np.zeros((MAX_REQUESTS, MAX_BLOCKS), np.int32)
         self.qkv = np.zeros((MAX_TOKENS, width), np.float32)
-        self.out = np.zeros((MAX_TOKENS, num_heads * dim), np.float32)
+        self.out = np.zeros((MAX_TOKENS, num_heads * layout.value_dim), np.float32)
         self.cos, self.sin = (np.zeros((MAX_TOKENS, dim // 2), np.float32) for _ in range(2))
         self.slots, self.seen = np.zeros(MAX_TOKENS, np.int64), np.zeros(MAX_TOKENS, np.int64)
         self._record()
@@ -222,8 +231,9 @@ class Layer:
         """
         layout, length = self.layout, len(request.qkv)
         dim, kv = layout.head_dim, layout.num_kv_heads
-        heads = request.qkv.double().view(length, -1, dim)
-        query, key, value = heads.split([self.num_heads, kv, kv], 1)
+        parts = request.qkv.double().split(widths_of(layout, self.num_heads), 1)
+        query, key = (part.unflatten(1, (-1, dim)) for part in parts[:2])
+        value = parts[2].unflatten(1, (-1, layout.value_dim))
         if self.normed:
             query, key = (
                 part * torch.rsqrt(part.square().mean(-1, keepdim=True) + EPS) * norm.double()
@@ -317,6 +327,26 @@ def test_other_shapes(num_heads, num_kv_heads, head_dim, stored):
     layer.run([(request, 1) for request in requests])
     for request in requests:
         check(layer, request)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "stored"),
+    [
+        *[(192, 128, "float32"), (24, 16, "bfloat16"), (16, 40, "int8"), (24, 16, TILES)],
+        slow(192, 128, TILES),
+    ],
+)
+def test_values_of_another_width(head_dim, value_dim, stored):
+    layout = made(2, head_dim, 16, stored, value_dim)
+    layer = Layer(6, layout, 40, has_sinks=True)
+    requests = [Request(n, 6, layout, n) for n in (5, 16, 270)]
+    layer.run([(request, len(request.qkv) - 1) for request in requests])
+    layer.run([(request, 1) for request in requests], NUM_THREADS)
+    for request in requests:
+        check(layer, request)
+    whole = Request(270, 6, layout, 270)
+    Layer(6, layout, 40, has_sinks=True).run([(whole, 270)])
+    assert torch.equal(whole.out, requests[2].out)
 
 
 WINDOWS = (1, 7, 64, 200, Chunk(7), Chunk(200))

@@ -170,12 +170,16 @@ def test_a_gated_norm_equals_transformers(kind: str, rows: int) -> None:
     torch.testing.assert_close(x, expected.detach(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [1, 3, 11])
+@pytest.mark.parametrize("name", GATE)
 @pytest.mark.parametrize("rows", [0, 1, 40])
-def test_a_gate_is_a_sigmoid(rows: int) -> None:
+def test_a_gate_serves_columns(rows: int, name: str, columns: int) -> None:
     x, gate = torch.randn(rows, 33), 20 * torch.randn(rows, 50)
-    expected = x * gate[:, :33].sigmoid()
+    opened = getattr(torch.nn.functional, name)(gate[:, : 33 // columns])
+    expected = x * opened.repeat_interleave(columns, 1)
     program, count = KernelProgram(2), np.array([rows])
-    program.record(GATE, [count.ctypes.data, x.data_ptr(), 33, gate.data_ptr(), 200])
+    operands = [count.ctypes.data, x.data_ptr(), 33, gate.data_ptr(), 200, columns]
+    program.record(GATE[name], operands)
     program.replay()
     torch.testing.assert_close(x, expected, atol=1e-6, rtol=1e-5)
 

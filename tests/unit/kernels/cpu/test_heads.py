@@ -28,23 +28,41 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """The features of a layer. is_wide: None: queries and keys have no norms."""
+    """The features of a layer. is_wide: None: queries and keys have no norms. over_each: whether
+    each head has weights of its own."""
 
     num_pairs: int = HEAD_DIM // 2
     is_interleaved: bool = False
     is_wide: bool | None = None
+    over_each: bool = False
+    is_centered: bool = False
     offset: float = 0.0
     stored: str = "float32"
     has_value_norm: bool = False
     is_behind: bool = False
+    value_dim: int = HEAD_DIM
+
+    @property
+    def extent(self) -> int:
+        """The number by which the kernel knows what a norm reads, and its weights."""
+        return 1 if self.is_wide else 2 if self.over_each else 0
+
+    @property
+    def layout(self) -> CacheLayout:
+        """The layout of the cache."""
+        return CacheLayout(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, self.stored, self.value_dim)
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
         """The weights of the norms of queries and keys."""
         generator = torch.Generator().manual_seed(3)
-        counts = (NUM_HEADS, NUM_KV_HEADS) if self.is_wide else (1, 1)
+        counts = (NUM_HEADS, NUM_KV_HEADS) if self.is_wide or self.over_each else (1, 1)
         query, key = (torch.randn(n * HEAD_DIM, generator=generator) for n in counts)
         return query.to(DTYPES[self.kinds[1]]), key.to(DTYPES[self.kinds[1]])
+
+    def shaped(self, *weights: Tensor) -> list[Tensor]:
+        """Returns weights as the reference takes them."""
+        return [each.view(-1, HEAD_DIM) if self.over_each else each for each in weights]
 
     @property
     def kinds(self) -> tuple[str, str]:
@@ -68,6 +86,12 @@ CASES = [
     Case(is_wide=False, is_behind=True),
     Case(num_pairs=8, is_interleaved=True, is_wide=False, offset=1.0, is_behind=True),
     Case(stored="int8"),
+    Case(is_wide=False, over_each=True),
+    Case(is_wide=False, over_each=True, is_centered=True, num_pairs=10, is_interleaved=True),
+    Case(is_wide=False, is_centered=True, offset=1.0, is_behind=True, has_value_norm=True),
+    Case(is_wide=False, over_each=True, is_centered=True, stored="bfloat16"),
+    Case(is_wide=False, has_value_norm=True, value_dim=24),
+    Case(num_pairs=8, stored="int8", value_dim=48),
     Case(num_pairs=10, is_interleaved=True, is_wide=True, stored="int8"),
 ]
 
@@ -88,30 +112,30 @@ def stored(
         num_threads: the number of threads.
         first: the position of the first token.
     """
-    layout = CacheLayout(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, case.stored)
+    layout = case.layout
     heads, num_tokens = head_words(layout, NUM_HEADS), np.array([len(qkv)])
     qkv, (q_norm, k_norm) = qkv.clone(), case.weights
     cache = torch.zeros(NUM_BLOCKS, layout.block_bytes, dtype=torch.uint8)
     turns = angles(first, len(qkv), case.num_pairs)
     tables = [turns.cos(), turns.sin()] if case.num_pairs else []
     norms = [0, 0] if case.is_wide is None else [q_norm.data_ptr(), k_norm.data_ptr()]
-    ones = torch.ones(HEAD_DIM, dtype=q_norm.dtype)
+    ones = torch.ones(case.value_dim, dtype=q_norm.dtype)
     program = KernelProgram(num_threads)
     program.record(
         STORE_HEADS[case.kinds],
         [num_tokens.ctypes.data, heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1],
          *([table.data_ptr() for table in tables] or [0, 0]), slots.data_ptr(), cache.data_ptr(),
-         *norms, word_of_float(EPS), word_of_float(case.offset), int(case.is_wide or False),
+         *norms, word_of_float(EPS), word_of_float(case.offset), case.extent,
          case.num_pairs, int(case.is_interleaved), ones.data_ptr() if case.has_value_norm else 0,
-         int(case.is_behind)],
+         int(case.is_behind), int(case.is_centered)],
     )  # fmt: skip
     program.replay()
     return qkv[:, : NUM_HEADS * HEAD_DIM], cache
 
 
-def keys_and_values(cache: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Returns the keys and the values in a cache, [blocks, BLOCK_SIZE, kv heads, HEAD_DIM]."""
-    layout = CacheLayout(NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, kind)
+def keys_and_values(cache: Tensor, case: Case) -> tuple[Tensor, Tensor]:
+    """Returns the keys and the values in a cache, [blocks, BLOCK_SIZE, kv heads, width]."""
+    layout, kind = case.layout, case.stored
     of_heads = cache.view(NUM_BLOCKS, NUM_KV_HEADS, -1)
     sizes = [layout.key_bytes, layout.value_bytes, 2 * layout.scale_row_bytes]
     parts = [part.contiguous() for part in of_heads.split(sizes, -1)]
@@ -122,41 +146,45 @@ def keys_and_values(cache: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         scales = parts[2].view(torch.float32).unflatten(-1, (2, -1))
         keys = keys * scales[..., 0, None, :]
         values = values * scales[..., 1, :BLOCK_SIZE, None]
-    return keys[..., :BLOCK_SIZE].permute(0, 3, 1, 2), values[..., :HEAD_DIM].permute(0, 2, 1, 3)
+    values = values[..., : case.value_dim]
+    return keys[..., :BLOCK_SIZE].permute(0, 3, 1, 2), values.permute(0, 2, 1, 3)
 
 
 def expected(case: Case, qkv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the query heads, the keys and the values that the reference computes."""
-    shape = NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM
+    shape, sizes = (NUM_BLOCKS, BLOCK_SIZE, NUM_KV_HEADS), (HEAD_DIM, case.value_dim)
     query = torch.empty(len(qkv), NUM_HEADS, HEAD_DIM, dtype=torch.float64)
-    keys, values = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+    keys, values = (torch.zeros(*shape, size, dtype=torch.float64) for size in sizes)
     turns = angles(0, len(qkv), case.num_pairs)[:, None].double()
     cos, sin = torch.cat([turns.cos()] * 2, -1), torch.cat([-turns.sin(), turns.sin()], -1)
     q_norm, k_norm = case.weights
+    columns = (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM
+    heads, new = qkv[:, :columns].double(), qkv[:, columns:].double()
     rope_and_write(
-        query, keys, values, qkv.double().view(len(qkv), -1, HEAD_DIM),
+        query, keys, values, heads.unflatten(1, (-1, HEAD_DIM)),
         cos if case.num_pairs else None, sin if case.num_pairs else None, slots,
         None if case.is_wide is None else HeadNorms(
-            q_norm.double(), k_norm.double(), EPS, case.offset, case.has_value_norm, case.is_behind
+            *(weight.double() for weight in case.shaped(q_norm, k_norm)), EPS, case.offset,
+            case.has_value_norm, case.is_behind, case.is_centered,
         ),
-        case.is_interleaved,
+        case.is_interleaved, values=new.unflatten(1, (-1, case.value_dim)),
     )  # fmt: skip
     return query, keys, values
 
 
-def random_tokens(count: int) -> tuple[Tensor, Tensor]:
+def random_tokens(count: int, case: Case) -> tuple[Tensor, Tensor]:
     """Returns qkv and slots."""
     generator = torch.Generator().manual_seed(count)
-    width = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+    width = (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM + NUM_KV_HEADS * case.value_dim
     slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, generator=generator)[:count]
-    return torch.randn(count, width, generator=generator) * 2, slots
+    return torch.randn(count, width, generator=generator) * 2 + 0.5, slots
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_heads_equal_the_reference(case: Case) -> None:
-    qkv, slots = random_tokens(40)
+    qkv, slots = random_tokens(40, case)
     query, cache = stored(case, qkv, slots, 2)
-    keys, values = keys_and_values(cache, case.stored)
+    keys, values = keys_and_values(cache, case)
     want_query, want_keys, want_values = expected(case, qkv, slots)
     close = torch.testing.assert_close
     close(query.double().view_as(want_query), want_query, rtol=3e-6, atol=3e-6)
@@ -172,7 +200,7 @@ def test_heads_equal_the_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_token_has_the_same_bits_in_any_step(case: Case) -> None:
-    qkv, slots = random_tokens(33)
+    qkv, slots = random_tokens(33, case)
     query, cache = stored(case, qkv, slots, 2)
     alone = [stored(case, qkv[i : i + 1], slots[i : i + 1], 1, i) for i in range(len(qkv))]
     assert torch.equal(query, torch.cat([of_one for of_one, _ in alone]))

@@ -126,11 +126,12 @@ class ReferenceOps:
 
     def attend(self, qkv: Tensor, attention: Attention) -> Tensor:
         spec, count = attention.spec, len(qkv)
-        parts = list(qkv.split([spec.width, spec.kv_width, spec.kv_width], -1))
+        parts = list(qkv.split([spec.query_width, spec.key_width, spec.value_width], -1))
         for i, norm in enumerate(attention.norms):
             width = spec.head_dim if spec.qk_norm == "head" else parts[i].shape[1]
             parts[i] = self.norm(parts[i].unflatten(1, (-1, width)), norm).flatten(1)
-        query, key, value = (part.unflatten(1, (-1, spec.head_dim)) for part in parts)
+        query, key = (part.unflatten(1, (-1, spec.head_dim)) for part in parts[:2])
+        value = parts[2].unflatten(1, (-1, spec.value_head_dim))
         if spec.rope is not None:
             angles = torch.arange(count)[:, None, None] * inverse_frequencies(spec.rope).double()
             cos = torch.cat([angles.cos()] * 2, -1)
