@@ -134,6 +134,7 @@ class GgufFamily:
         has_mixers_alone: whether layers are a mixer with a state and nothing else.
         has_own_widths: whether heads or MLPs of layers have other widths or numbers than each
             other's.
+        has_value_width: whether values may have another width than keys.
         has_delta_nets: whether the layers without attention are gated delta nets, with attention
             that has gates in the others.
         has_tiled_heads: whether value head i of a delta net has the key head i modulo their number,
@@ -160,6 +161,7 @@ class GgufFamily:
     is_hybrid: bool = False
     has_mixers_alone: bool = False
     has_own_widths: bool = False
+    has_value_width: bool = False
     has_delta_nets: bool = False
     has_tiled_heads: bool = False
     has_latents: bool = False

@@ -213,6 +213,12 @@ DOTS1: Places = {
     **QK_NORMS,
     "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
+MIMO2: Places = {
+    **without(EXPERTS, FUSED_QKV),
+    **MLP,  # of the first layers
+    "attn_sinks.weight": "self_attn.attention_sink_bias",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
 BAILING: Places = {
     **without(SHARED_EXPERTS, FUSED_QKV, "attn_q", "attn_k", "attn_v"),
     FUSED_QKV: "attention.query_key_value",

@@ -225,11 +225,12 @@ class AttentionConformance:
     def test_head_sizes(self, draw, dtype, dim):
         Launch(draw, dtype, Case(((1, 19), (4, 9)), dim=dim)).check()
 
-    @pytest.mark.parametrize("splits", [1, 2])
-    @pytest.mark.parametrize(("dim", "value_dim"), [(24, 16), (16, 80), (192, 128)])
-    @pytest.mark.parametrize("feature", ["plain", "window, cap and sinks"])
-    def test_values_of_another_width(self, draw, dtype, feature, dim, value_dim, splits):
-        sizes = {"dim": dim, "value_dim": value_dim, "num_splits": splits}
+    @pytest.mark.parametrize(
+        ("dims", "feature", "splits"),
+        diagonal([(24, 16), (16, 80), (192, 128)], ["plain", "window, cap and sinks"], [1, 2]),
+    )
+    def test_values_of_another_width(self, draw, dtype, dims, feature, splits):
+        sizes = {"dim": dims[0], "value_dim": dims[1], "num_splits": splits}
         case = Case(MIXED, 4, 2, padding=2, **sizes, **FEATURES[feature])
         Launch(draw, dtype, case).check()
 

@@ -212,15 +212,15 @@ class DecodeAttentionConformance:
         Step(draw, dtype, Decodes(**options, **new)).check()
 
     @pytest.mark.parametrize(
-        ("sizes", "feature", "splits", "new"),
+        ("sizes", "feature", "splits", "new", "others"),
         diagonal(
             [(24, 16), (16, 80), (192, 128)],
             ["plain", "window, cap and sinks"],
             [1, 4],
             [ONE, SEVERAL],
+            [{}, {"gated": True, "norm": "values"}],
         ),
     )
-    @pytest.mark.parametrize("others", [{}, {"gated": True, "norm": "values"}])
     def test_values_of_another_width(self, draw, dtype, sizes, feature, splits, new, others):
         options = {"dim": sizes[0], "value_dim": sizes[1], "num_splits": splits, "padding": 2}
         options |= FEATURES[feature] | new | others
@@ -249,12 +249,17 @@ class DecodeAttentionConformance:
         options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
         Step(draw, dtype, Decodes((9, 3), dim=24, over_row=True, **options, **new)).check()
 
-    @pytest.mark.parametrize("new", [ONE, {"counts": (4, 3), "max_tokens": 4}])
-    @pytest.mark.parametrize("norm", ["", "layer", "behind"])
-    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(None, False), (24, False), (8, True)])
-    @pytest.mark.parametrize("over_each", [False, True])
-    def test_norms_of_each_head(self, draw, dtype, norm, rotary_dim, interleaved, new, over_each):
-        options = {"norm": norm, "rotary_dim": rotary_dim, "interleaved": interleaved}
+    @pytest.mark.parametrize(
+        ("norm", "rotation", "over_each", "new"),
+        diagonal(
+            ["", "layer", "behind"],
+            [(None, False), (24, False), (8, True)],
+            [True, False],
+            [ONE, {"counts": (4, 3), "max_tokens": 4}],
+        ),
+    )
+    def test_norms_of_each_head(self, draw, dtype, norm, rotation, over_each, new):
+        options = {"norm": norm, "rotary_dim": rotation[0], "interleaved": rotation[1]}
         case = Decodes((9, 3), dim=24, heads=6, over_each=over_each, **options, **new)
         step = Step(draw, dtype, case)
         step.heads += 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.kernel_helpers import assert_close, poisoned
+from support.variants import diagonal
 
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.reference import rope_write as plain
@@ -104,8 +105,9 @@ class RopeWriteConformance:
         step.norms = step.norms._replace(has_values=True)
         step.check(tolerances(dtype))
 
-    @pytest.mark.parametrize("has_norm", [False, True])
-    @pytest.mark.parametrize(("dim", "value_dim"), [(24, 16), (16, 30), (192, 128)])
+    @pytest.mark.parametrize(
+        ("dim", "value_dim", "has_norm"), [(24, 16, True), (16, 30, True), (192, 128, False)]
+    )
     def test_values_of_another_width(self, draw, dtype, dim, value_dim, has_norm):
         step = Step(draw, dtype, 5, 9, 3, dim, has_norms=True, rotary_dim=8, value_dim=value_dim)
         step.norms = step.norms._replace(has_values=has_norm)
@@ -136,13 +138,12 @@ class RopeWriteConformance:
         step.check(tolerances(dtype))
         assert step.cache.isnan().all()
 
-    @pytest.mark.parametrize("is_centered", [False, True])
-    @pytest.mark.parametrize("is_behind", [False, True])
-    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(24, False), (8, True)])
-    def test_weights_of_each_head(
-        self, draw, dtype, rotary_dim, interleaved, is_behind, is_centered
-    ):
-        step = Step(draw, dtype, 3, 9, 3, 24, 8, 6, True, 0.0, rotary_dim, interleaved)
+    @pytest.mark.parametrize(
+        ("rotation", "is_behind", "is_centered"),
+        diagonal([(24, False), (8, True)], [False, True], [True, False]),
+    )
+    def test_weights_of_each_head(self, draw, dtype, rotation, is_behind, is_centered):
+        step = Step(draw, dtype, 3, 9, 3, 24, 8, 6, True, 0.0, *rotation)
         weights = {"query": draw.normal(9, 24, dtype=dtype), "key": draw.normal(3, 24, dtype=dtype)}
         kinds = {"is_behind": is_behind, "is_centered": is_centered}
         step.norms = step.norms._replace(**weights, **kinds)

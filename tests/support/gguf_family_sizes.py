@@ -275,6 +275,21 @@ def _add_bailing(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_expert_group_used_count(config.topk_group)
 
 
+def _add_mimo(writer: gguf.GGUFWriter, config: Any) -> None:
+    are_sliding = [kind == "sliding_attention" for kind in config.layer_types]
+    full, local = (config.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
+    writer.add_head_count_kv([config.num_key_value_heads * (1 + each) for each in are_sliding])
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern(are_sliding)
+    writer.add_rope_dimension_count(int(config.head_dim * full["partial_rotary_factor"]))
+    writer.add_rope_freq_base_swa(local["rope_theta"])
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.attention_value_scale is not None:  # `gguf` has no name for it yet
+        writer.add_float32("mimo2.attention.value_scale", config.attention_value_scale)
+
+
 def _add_minicpm3(writer: gguf.GGUFWriter, config: Any) -> None:
     """Without the width of values, which llama.cpp takes for that of the hidden size's heads."""
     writer.add_q_lora_rank(config.q_lora_rank)
@@ -409,6 +424,7 @@ OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "afmoe": _add_afmoe,
     "dots1": _add_dots1,
     "bailing_moe_v2": _add_bailing,
+    "mimo_v2_flash": _add_mimo,
     "deepseek": _add_experts_of_deepseek,
     "jamba": _add_jamba,
     "minicpm3": _add_minicpm3,

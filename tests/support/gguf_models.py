@@ -71,6 +71,7 @@ ARCHITECTURES = {
     **dict.fromkeys(LATENTS, gguf.MODEL_ARCH.DEEPSEEK2),
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
+    "mimo_v2_flash": gguf.MODEL_ARCH.MIMO2,
     "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2,
     "deepseek": gguf.MODEL_ARCH.DEEPSEEK,
     "dots1": gguf.MODEL_ARCH.DOTS1,
@@ -644,9 +645,11 @@ def _of_mamba(name: str, values: Array, config: Any) -> Iterator[tuple[str, Arra
         yield name.replace(".dt_bias", ".dt_proj.bias"), values
 
 
-def _of_bailing(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+def _of_experts(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
     """Gates and ups of experts are apart."""
-    if name.endswith("experts.gate_up_proj"):
+    if name.endswith(".sinks"):
+        yield f"{name}.weight", values
+    elif name.endswith("experts.gate_up_proj"):
         yield from _halves(f"{name}.weight", "gate_up_proj", values)
     else:
         yield f"{name}.weight" if name.endswith("experts.down_proj") else name, values
@@ -654,7 +657,7 @@ def _of_bailing(name: str, values: Array, config: Any) -> Iterator[tuple[str, Ar
 
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
     "gpt_oss": _of_gpt_oss,
-    "bailing_moe_v2": _of_bailing,
+    **dict.fromkeys(("bailing_moe_v2", "mimo_v2_flash"), _of_experts),
     "gemma3n_text": _of_gemma3n,
     "llama4_text": _of_llama4,
     "gemma4_text": _of_gemma4,

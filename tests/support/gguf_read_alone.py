@@ -54,6 +54,15 @@ _GEMMA3N: Options = {
     "laurel_rank": 64,
     "tie_word_embeddings": True,
 }
+_MIMO: Options = _EXPERTS | {
+    "num_hidden_layers": 4,
+    "n_routed_experts": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "v_head_dim": 16,
+    "sliding_window": 7,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+}
 _GLM4: Options = _EXPERTS | {"n_routed_experts": 6, "head_dim": 16}
 _FALCON_H1: Options = {
     "mamba_n_heads": 6,
@@ -80,6 +89,11 @@ _NEMOTRON: Options = {
     "head_dim": 16,
 }
 READ_ALONE: dict[str, tuple[str, Options]] = {
+    "mimo v2 flash": ("mimo_v2_flash", _MIMO),
+    "mimo v2 flash without a factor": (
+        "mimo_v2_flash",
+        _MIMO | {"attention_value_scale": None, "mlp_layer_types": ["sparse", "dense"] * 2},
+    ),
     "qwen3.5": ("qwen3_5", _QWEN35 | {"linear_num_value_heads": 2}),
     "qwen3.5 with value heads in turn": ("qwen3_5", _QWEN35 | {"linear_num_value_heads": 6}),
     "qwen3.5 with experts": (

@@ -43,7 +43,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     head_dim = getattr(config, "head_dim", None)
     if head_dim and family not in (*LATENTS, "minicpm3"):
         writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
+        writer.add_value_length(getattr(config, "v_head_dim", head_dim))
     if family not in ("jamba", "nemotron_h"):  # which rotate nothing
         ropes = config.rope_parameters
         writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
@@ -62,7 +62,7 @@ def _add_sizes_of_layers(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(config.shared_intermediate_size)
     elif family not in ("qwen3_5_moe_text", "nemotron_h"):
         writer.add_feed_forward_length(config.intermediate_size)
-    if family not in ("gpt_neox", "granitemoehybrid", "jamba", "nemotron_h"):
+    if family not in ("gpt_neox", "granitemoehybrid", "jamba", "nemotron_h", "mimo_v2_flash"):
         writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
 
 

@@ -111,7 +111,8 @@ def _head_dim(known: Metadata, default: int, family: GgufFamily) -> int:
     if family.has_latents:
         return known.whole("rope.dimension_count")
     head_dim = known.whole("attention.key_length", default)
-    if known.whole("attention.value_length", head_dim) != head_dim:
+    is_other = known.whole("attention.value_length", head_dim) != head_dim
+    if is_other and not family.has_value_width:
         raise known.header.error("keys and values of different lengths are not supported")
     return head_dim
 

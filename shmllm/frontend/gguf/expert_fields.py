@@ -199,7 +199,12 @@ def _bailing_moe_v2(known: Metadata, config: Json) -> Json:
 
 def experts_of_deepseek(known: Metadata, config: Json) -> Json:
     """The fields of experts, and no window."""
-    return no_window(known, config) | {
+    return no_window(known, config) | routed_experts(known)
+
+
+def routed_experts(known: Metadata) -> Json:
+    """The fields of experts that DeepSeek's and other models have."""
+    return {
         "n_routed_experts": known.whole("expert_count"),
         "num_experts_per_tok": known.whole("expert_used_count"),
         "moe_intermediate_size": known.whole("expert_feed_forward_length"),

@@ -11,6 +11,7 @@ from statistics import NormalDist
 
 from shmllm.formats.gguf import TensorEntry, shown
 from shmllm.formats.gguf_places import FUSED_QKV
+from shmllm.frontend.gguf.expert_fields import routed_experts
 from shmllm.frontend.gguf.family_fields import WINDOW, Json, layer_types
 from shmllm.frontend.gguf.metadata import Metadata
 
@@ -169,8 +170,54 @@ def _gemma3n_sparsity(known: Metadata, count: int) -> Json:
     return {"activation_sparsity_pattern": [normal.cdf(each) for each in scales[:count]]}
 
 
+def _mimo2(known: Metadata, config: Json) -> Json:
+    """Layers with a window have another number of key heads, another base of their rotation, and
+    sinks. llama.cpp divides the weights of experts by their sum, whatever a file says."""
+    count, tensors = config["num_hidden_layers"], known.header.tensors
+    types = layer_types(known, config, period=6)
+    every = _of_each(known, "attention.head_count_kv", count)
+    heads = {kind: _common(known, types, every, kind) for kind in (_FULL, _SLIDING)}
+    rotation = {
+        "partial_rotary_factor": config["partial_rotary_factor"],
+        **(config.get("rope_scaling") or {"rope_type": "default"}),
+    }
+    bases = {_FULL: config["rope_theta"], _SLIDING: known.number("rope.freq_base_swa", 10000.0)}
+    sinks = {
+        kind for layer, kind in enumerate(types) if f"blk.{layer}.attn_sinks.weight" in tensors
+    }
+    return routed_experts(known) | {
+        "rope_scaling": None,
+        "rope_parameters": {kind: rotation | {"rope_theta": bases[kind]} for kind in bases},
+        "num_key_value_heads": heads[_FULL],
+        "swa_num_key_value_heads": heads[_SLIDING],
+        "v_head_dim": known.whole("attention.value_length", config["head_dim"]),
+        "layer_types": types,
+        "mlp_layer_types": [
+            "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in tensors else "dense"
+            for layer in range(count)
+        ],
+        "sliding_window": known.whole(WINDOW),
+        "n_shared_experts": None,
+        "n_group": known.whole("expert_group_count", 1),
+        "topk_group": known.whole("expert_group_used_count", 1),
+        "norm_topk_prob": True,
+        "attention_value_scale": known.find("attention.value_scale"),
+        "add_full_attention_sink_bias": _FULL in sinks,
+        "add_swa_attention_sink_bias": _SLIDING in sinks,
+    }
+
+
+def _common(known: Metadata, types: list[str], numbers: list[int], kind: str) -> int:
+    """The number of all layers of a type; the first one if there is no such layer."""
+    found = {number for number, each in zip(numbers, types, strict=True) if each == kind}
+    if len(found) > 1:
+        raise known.header.error(f"layers of type {kind} have other numbers of key heads")
+    return next(iter(found), numbers[0])
+
+
 OF_LAYERS: dict[str, Callable[[Metadata, Json], Json]] = {
     "gemma3n_text": _gemma3n,
     "gemma4_text": _gemma4,
+    "mimo_v2_flash": _mimo2,
 }
 """By the model's type."""

@@ -27,7 +27,7 @@ from shmllm_kernels.cpu.attention_pieces import request_words
 from shmllm_kernels.cpu.attention_state import LOG2_E
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
-from shmllm_kernels.cpu.rows import GATE, GROW
+from shmllm_kernels.cpu.row_factors import GATE, GROW
 from shmllm_kernels.windows import window_number
 
 _EXTENTS: dict[QKNorm | None, int] = {None: 0, "head": 0, "row": 1, "each": 2}

@@ -98,6 +98,11 @@ KIMI: dict[str, Any] = LATENT | {
     "linear_head_dim": 16,
     "linear_num_heads": 3,
 }
+ALL_CHOSEN: dict[str, Any] = {
+    **{"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 2, "topk_group": 2},
+    **{"first_k_dense_replace": 1, "index_topk": 100},
+}
+"""No rounding of scores changes which experts and tokens are chosen."""
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 GROWING = YARN_ROPE | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 8}
 """A factor of queries that grows after each eight tokens."""
@@ -545,7 +550,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v32",
         LATENT | GROUPS | INDEXER | {"rope_parameters": MSCALE_ROPE, "first_k_dense_replace": 1},
     ),
-    "deepseek-v32-short": ("deepseek_v32", LATENT | GROUPS | INDEXER | {"index_topk": 100}),
+    "deepseek-v32-all-experts": ("deepseek_v32", LATENT | INDEXER | ALL_CHOSEN),
+    "glm-5-all-experts": ("glm_moe_dsa", LATENT | INDEXER | ALL_CHOSEN),
     "glm-5": (
         "glm_moe_dsa",
         LATENT
@@ -1060,7 +1066,7 @@ def test_every_architecture_has_a_case() -> None:
     """Those that generate have one here, the others in tests/e2e/test_pooling_models.py, and those
     with an encoder in tests/conformance/gpu_whisper.py."""
     plain = {name: family for name, family in ARCHITECTURES.items() if name not in TEXT_MODELS}
-    encoders = {name for name in plain if name.endswith("Model") and "LMHead" not in name}
+    encoders = {name for name in plain if purpose_of(name) is Purpose.ENCODE}
     generating = {family for name, family in plain.items() if name not in encoders} - {"whisper"}
     assert generating == {SAME_MODULE.get(family, family) for family, _ in CASES.values()}
     assert encoders <= {f"{family}Model" for family, _ in RECIPES.values()}
@@ -1082,6 +1088,8 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 
 BFLOAT16 = [
+    "deepseek-v32-all-experts",
+    "glm-5-all-experts",
     "laguna-all-experts",
     "deepseek-all-experts",
     "bailing-moe-v2-all-experts",

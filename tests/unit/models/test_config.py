@@ -108,11 +108,11 @@ DELTA_NETS = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_val
 FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 OPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA_NETS),
-    **dict.fromkeys(("hy_v3", "mellum"), FEW_EXPERTS),
-    "mimo_v2_flash": {
-        "layer_types": ["full_attention"] * 3,
-        "head_dim": 24,
-    },  # others have 4 kv heads
+    **dict.fromkeys(("hy_v3", "laguna", "mellum"), FEW_EXPERTS),
+    "mimo_v2_flash": {  # layers with a window have other heads
+        **{"layer_types": ["full_attention"] * 3, "head_dim": 24, "n_routed_experts": 4},
+        **{"num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    },
     # Without the width of heads transformers makes no model of these.
     **{kind: {"head_dim": 8} for kind in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
 }

@@ -28,7 +28,7 @@ from shmllm.quantize.job import quantize
 SLOW = (
     *("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "smollm3", "olmo3", *DENSE),
     *("afmoe", "exaone_moe", "granite_moe", "hunyuan_v1_moe", "llama4"),
-    *("dots1", "mamba", "falcon_mamba"),
+    *("dots1", "mamba", "falcon_mamba", "bailing_moe_v2", "deepseek"),
 )
 FAMILY_PARAMS = [
     slow(kind) if kind in SLOW else kind for kind in VARIANTS if kind not in NOT_IN_GGUF

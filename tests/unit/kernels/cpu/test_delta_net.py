@@ -14,7 +14,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.delta_net import GATED_NORM, PREPARE, delta_rule
 from shmllm_kernels.cpu.norms import KINDS
-from shmllm_kernels.cpu.rows import GATE
+from shmllm_kernels.cpu.row_factors import GATE
 from shmllm_kernels.cpu.simd import LANES
 
 

@@ -13,7 +13,7 @@ from shmllm_kernels.cpu.cache_layout import CacheLayout, head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.kernel_program import KernelProgram
 from shmllm_kernels.cpu.memory import word_of_float
-from shmllm_kernels.cpu.rows import GROW
+from shmllm_kernels.cpu.row_factors import GROW
 from shmllm_kernels.reference.rope_write import (
     HeadNorms,
     QueryGrowth,
