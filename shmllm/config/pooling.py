@@ -28,6 +28,7 @@ class PoolingInfo:
         matryoshka: whether the model was trained for truncated embeddings.
         matryoshka_dimensions: the widths that it was trained for; empty: any.
         prompts: texts that belong before texts of some use, by the name of the use.
+        markers: the beginnings of such texts that are one token each, if the vocabulary has them.
         default_prompt: the name of the one that sentence-transformers takes unless told otherwise;
             empty: none.
         include_prompt: whether a mean has the tokens of such a prompt.
@@ -49,6 +50,7 @@ class PoolingInfo:
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
+    markers: tuple[str, ...] = ()
     default_prompt: str = ""
     include_prompt: bool = True
     token_types: bool = False
@@ -57,7 +59,6 @@ class PoolingInfo:
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> PoolingInfo:
         """Returns what `dataclasses.asdict` and JSON have made a dict of."""
-        tuples = {
-            name: tuple(values[name]) for name in ("tasks", "labels", "matryoshka_dimensions")
-        }
+        names = ("tasks", "labels", "matryoshka_dimensions", "markers")
+        tuples = {name: tuple(values[name]) for name in names}
         return cls(**{**values, **tuples})

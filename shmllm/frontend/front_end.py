@@ -83,6 +83,7 @@ class FrontEnd:
         self.info = client.info
         self.tokenizer_directory = tokenizer_directory
         self.tokenizer = tokenizer
+        tokenizer.keep_whole(self.info.pooling.markers)
         self.model_defaults = model_defaults
         self._replies = replies or ReplyFormats(tokenizer)
         self.items = PromptItems(self.info, item_options)

@@ -84,6 +84,7 @@ ARCHITECTURES: dict[str, str] = {
     "GraniteMoeSWAForCausalLM": "granite_moe_swa",
     "GteModel": "gte",
     "GraniteSWAForCausalLM": "granite_swa",
+    "HF_ColBERT": "colbert",
     "HYV3ForCausalLM": "hy_v3",
     "HeliumForCausalLM": "helium",
     "HyperCLOVAXForCausalLM": "hyperclovax",

@@ -44,6 +44,7 @@ _TASKS: dict[str, Task] = {
 """What a model is for, by its "model_type". "ColBERT" is PyLate's."""
 _OUTPUT_TASKS: dict[str, Task] = {SENTENCE: "embed", TOKENS: "token_embed", SCORES: "classify"}
 _OLD_ACTIVATION = "sbert_ce_default_activation_function"
+_COLBERT = "HF_ColBERT"
 _PUNCTUATION = tuple("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
@@ -61,6 +62,7 @@ class SentenceFiles:
         max_seq_length: the number of tokens at which sentence-transformers cuts a text.
         do_lower_case: whether texts become lower case before they are tokenized.
         prompts: the texts that sentence-transformers puts before others, by their names.
+        markers: the beginnings of such texts that were inserted as a token when it was trained.
         default_prompt: the name of the prompt that it uses if none is named.
         similarity: how embeddings are compared: "cosine", "dot", "maxsim" and so on.
         activation: of a cross-encoder's scores: "none", "sigmoid" or "softmax".
@@ -76,6 +78,7 @@ class SentenceFiles:
     max_seq_length: int | None = None
     do_lower_case: bool = False
     prompts: dict[str, str]
+    markers: tuple[str, ...] = ()
     default_prompt: str | None = None
     similarity: str | None = None
     activation: str | None = None
@@ -98,7 +101,8 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
     transformer = _transformer_fields(modules[0][1] if modules else directory)
     activation = _activation(model, config)
     if not modules and not model.values and transformer is None and activation is None:
-        return None
+        is_colbert = config.values.get("architectures") == [_COLBERT]
+        return _of_colbert(directory) if is_colbert else None
     transformer = transformer or Fields({}, str(directory))
     chain = ModuleChain()
     for kind, path in modules[1:]:
@@ -116,11 +120,36 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
         max_seq_length=_max_seq_length(directory, transformer),
         do_lower_case=transformer.flag("do_lower_case", False),
         prompts=prompts,
+        markers=tuple(_prefixes(model).values()),
         default_prompt=_default_prompt(model, prompts),
         similarity=_optional_text(model, "similarity_fn_name"),
         activation=activation,
         score_tokens=chain.score_tokens,
         skiplist_words=_pylate_skiplist(model) if is_pylate else chain.skiplist_words,
+    )
+
+
+def read_colbert_metadata(directory: Path) -> Fields:
+    """Returns the fields that ColBERT's own code leaves beside a model; none without the file."""
+    return _optional(directory / "artifact.metadata")
+
+
+def _of_colbert(directory: Path) -> SentenceFiles:
+    """Returns what sentence-transformers takes for a model of ColBERT's own code."""
+    metadata = read_colbert_metadata(directory)
+    # BERT's pre-tokenizer drops the space.
+    markers = {
+        "query": metadata.text("query_token_id", "[unused0]") + " ",
+        "document": metadata.text("doc_token_id", "[unused1]") + " ",
+    }
+    masks = metadata.flag("mask_punctuation", True)
+    return SentenceFiles(
+        task="token_embed",
+        normalize=True,
+        prompts=markers,
+        markers=tuple(markers.values()),
+        similarity="maxsim",
+        skiplist_words=_PUNCTUATION if masks else (),
     )
 
 
@@ -196,12 +225,15 @@ def _activation(model: Fields, config: Fields) -> str | None:
 def _prompts(model: Fields) -> dict[str, str]:
     table = Fields(model.table("prompts"), f"{model.where}, prompts")
     prompts = {name: table.text(name) for name, text in table.values.items() if text is not None}
-    # PyLate inserts the token of a prefix before the prompt.
-    for name in ("query", "document"):
-        prefix = _optional_text(model, f"{name}_prefix")
-        if prefix is not None:
-            prompts[name] = prefix + prompts.get(name, "").removeprefix(prefix)
+    for name, prefix in _prefixes(model).items():
+        prompts[name] = prefix + prompts.get(name, "").removeprefix(prefix)
     return prompts
+
+
+def _prefixes(model: Fields) -> dict[str, str]:
+    """The texts whose token PyLate inserts before a prompt, by the name of the prompt."""
+    found = {name: _optional_text(model, f"{name}_prefix") for name in ("query", "document")}
+    return {name: prefix for name, prefix in found.items() if prefix is not None}
 
 
 def _default_prompt(model: Fields, prompts: dict[str, str]) -> str | None:

@@ -45,6 +45,7 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
         ),
         matryoshka_dimensions=_dimensions(fields),
         prompts=files.prompts,
+        markers=files.markers,
         default_prompt=files.default_prompt or "",
         include_prompt=files.include_prompt,
         token_types=config.num_token_types > 1,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -293,3 +295,23 @@ def test_updates_come_under_the_names_of_files_and_modules(
             weights = dict(model.named_parameters()) if source == "modules" else stored
             llm.update_weights(list(weights.items()))
             assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)
+
+
+@torch.inference_mode()
+def test_colbert_projects_each_token(tmp_path: Path) -> None:
+    model = make_pooling_model("bert", "Model", tmp_path)
+    linear = torch.nn.Linear(64, 24, bias=False)
+    path = tmp_path / "model.safetensors"
+    stored = {f"bert.{name}": weight for name, weight in load_file(path).items()}
+    save_file(stored | {"linear.weight": linear.weight}, path)
+    rewrite_config(tmp_path, architectures=["HF_ColBERT"])
+    (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": 24, "query_token_id": "[Q]"}))
+    states = [linear(model(torch.tensor([each])).last_hidden_state[0]) for each in PROMPTS]
+    wanted = [torch.nn.functional.normalize(each, dim=1) for each in states]
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        info = llm.front_end.info.pooling
+        assert (info.task, info.normalize, info.embedding_size) == ("token_embed", True, 24)
+        assert info.prompts == {"query": "[Q] ", "document": "[unused1] "}
+        prompts = [{"prompt_token_ids": each} for each in PROMPTS]
+        found = [np.asarray(each.outputs.data) for each in llm.encode(prompts, use_tqdm=False)]
+        assert_vectors_close(found, wanted, 1e-5)

@@ -137,6 +137,11 @@ class Tokenizer:
         special = self._backend.special_ids
         return [each for each in self._backend.added_tokens.values() if each not in special]
 
+    def keep_whole(self, markers: Sequence[str]) -> None:
+        """Encode each of these texts as one token from now on, or else its first word, if the
+        vocabulary has it."""
+        self._backend.keep_whole(markers)
+
     def check_exists(self) -> None:
         """Raise RequestError if `skip_tokenizer_init` left the tokenizer out."""
         if isinstance(self._backend, NoBackend):

@@ -39,6 +39,7 @@ class TokenizerBackend(Protocol):
     special_ids: frozenset[int]
     added_tokens: Mapping[str, int]
 
+    def keep_whole(self, markers: Sequence[str]) -> None: ...
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
     def encode_batch(
         self,
@@ -71,11 +72,27 @@ class FastBackend:
         self._tokenizer = tokenizer
         self._token_types = token_types
         self.byte_level = isinstance(tokenizer.decoder, tokenizers.decoders.ByteLevel)
-        added = tokenizer.get_added_tokens_decoder()
+        self._read_added_tokens()
+
+    def _read_added_tokens(self) -> None:
+        added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(each for each, token in added.items() if token.special)
         self.added_tokens: Mapping[str, int] = {
             token.content: each for each, token in added.items()
         }
+
+    def keep_whole(self, markers: Sequence[str]) -> None:
+        for marker in markers:
+            texts = [marker, *marker.split(maxsplit=1)[:1]]
+            known = [each for each in texts if self._tokenizer.token_to_id(each) is not None]
+            if not known:
+                continue
+            whole = known[0]
+            if self._tokenizer.encode(whole, add_special_tokens=False).tokens != [whole]:
+                token = tokenizers.AddedToken(whole, normalized=False, special=True)
+                self._tokenizer.add_special_tokens([token])
+        if markers:
+            self._read_added_tokens()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -131,6 +148,9 @@ class TransformersBackend:
         self._known_ids = frozenset(tokenizer.get_vocab().values())
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self.added_tokens: Mapping[str, int] = dict(tokenizer.get_added_vocab())
+
+    def keep_whole(self, markers: Sequence[str]) -> None:
+        """No model with markers has such a tokenizer."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
@@ -196,6 +216,9 @@ class NoBackend:
     byte_level = False
     special_ids: frozenset[int] = frozenset()
     added_tokens: Mapping[str, int] = MappingProxyType({})
+
+    def keep_whole(self, markers: Sequence[str]) -> None:
+        pass
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         raise RequestError(

@@ -299,8 +299,21 @@ def test_a_late_interaction_of_pylate(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert (found.task, found.pooling, found.normalize) == ("token_embed", None, True)
     assert found.prompts == {"query": "[Q] find ", "document": "[D] text "}
+    assert found.markers == ("[Q] ", "[D] ")
     assert len(found.dense) == 1
     assert len(found.skiplist_words) == 32
+
+
+def test_a_model_of_colberts_own_code(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {"architectures": ["HF_ColBERT"]})
+    found = read(tmp_path)
+    assert (found.task, found.normalize, found.similarity) == ("token_embed", True, "maxsim")
+    assert found.prompts == {"query": "[unused0] ", "document": "[unused1] "}
+    assert found.markers == ("[unused0] ", "[unused1] ")
+    assert len(found.skiplist_words) == 32
+    write(tmp_path, "artifact.metadata", {"doc_token_id": "[D]", "mask_punctuation": False})
+    assert read(tmp_path).markers == ("[unused0] ", "[D] ")
+    assert read(tmp_path).skiplist_words == ()
 
 
 @pytest.mark.parametrize(

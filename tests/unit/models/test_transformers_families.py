@@ -42,7 +42,7 @@ SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
 IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
-    *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "Contriever"),
+    *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "Contriever", "HF_ColBERT"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
 """The names that published files have for what transformers calls otherwise, or lacks."""

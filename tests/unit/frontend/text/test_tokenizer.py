@@ -8,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+import tokenizers
+from support.encoder_tokenizers import library_tokenizer
 from support.tokenizer_helpers import token_id_of, vocab_size_of
 
 from shmllm.errors import EngineStartError, RequestError
@@ -36,6 +38,22 @@ def test_special_tokens(tokenizer):
     assert ids[-1] == end
     assert tokenizer.decode(ids) == "fox"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "fox<|end|>"
+
+
+def test_markers_of_the_vocabulary_stay_whole():
+    content = json.loads(library_tokenizer("bert").to_str())
+    vocabulary = content["model"]["vocab"]
+    size = len(vocabulary)
+    vocabulary |= {"[unused1]": size, "[Q] ": size + 1}
+    tokenizer = Tokenizer(FastBackend(tokenizers.Tokenizer.from_str(json.dumps(content))))
+    plain = tokenizer.encode("fox", add_special_tokens=False)
+    for marker in ("[unused1] ", "[Q] "):
+        assert len(tokenizer.encode(marker + "fox", add_special_tokens=False)) > len(plain) + 1
+    tokenizer.keep_whole(["[unused1] ", "[Q] ", "[PAD] ", "unknown ", ""])
+    assert tokenizer.encode("[unused1] fox", add_special_tokens=False) == [size, *plain]
+    assert tokenizer.encode("[Q] fox", add_special_tokens=False) == [size + 1, *plain]
+    assert {size, size + 1} <= tokenizer.special_ids
+    assert "unknown" not in tokenizer.added_tokens
 
 
 def test_ids_outside_the_vocabulary_have_no_token_and_no_text(tokenizer):
