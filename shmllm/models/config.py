@@ -295,11 +295,6 @@ class ModelConfig:
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, LatentAttentionSpec))
 
     @property
-    def top_k(self) -> int | None:
-        """How many tokens the indexers of its layers choose, which are alike; None: it has none."""
-        return next((each.top_k for each in self.latent_attentions if each.indexer), None)
-
-    @property
     def all_attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
         """The attention of either kind of each layer that has one."""
         return (*self.attentions, *self.latent_attentions)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.arranged import SpreadColumns
-from shmllm.models.mixer_specs import DistanceBiases, LinearBiases
+from shmllm.models.bias_specs import DistanceBiases, LinearBiases
 
 
 def named_biases(table: Tensor, spec: DistanceBiases) -> SpreadColumns:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shmllm.models.bert import NAMES, as_encoder
+from shmllm.models.bias_specs import MOST_BIASED_POSITIONS, LinearBiases
 from shmllm.models.config import ModelConfig, Pooled
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import MOST_BIASED_POSITIONS, LinearBiases
 from shmllm.models.readers import read_attention, read_num_layers
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.specs import Activation, LayerNorms, LayerSpec, MLPSpec

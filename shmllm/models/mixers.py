@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from shmllm.models.attention import Attention
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import Attention, NamedWeights, Norm, Storage
+from shmllm.models.layers import NamedWeights, Norm, Storage
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mixer_specs import (

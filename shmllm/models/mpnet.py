@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shmllm.models.bert import read_encoder, read_head, tanh_dense
+from shmllm.models.bias_specs import MOST_BIASED_POSITIONS, DistanceBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import MOST_BIASED_POSITIONS, DistanceBiases
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

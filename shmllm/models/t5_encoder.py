@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shmllm.models.bias_specs import MOST_BIASED_POSITIONS, DistanceBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import MOST_BIASED_POSITIONS, DistanceBiases
 from shmllm.models.readers import read_activation, read_attention, read_model, read_num_layers
 from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
 from shmllm.models.weight_names import renamed

@@ -56,3 +56,9 @@ def linear_widths(config: ModelConfig) -> tuple[int, ...]:
     widths |= set() if config.altup is None else {config.altup.num_streams}
     widths |= _laurel_ranks(config) | _latent_widths(config)
     return _ordered(widths)
+
+
+def num_chosen(config: ModelConfig) -> int | None:
+    """Returns how many tokens the indexers of the layers, which are alike, choose for each token;
+    None: there are none."""
+    return next((each.top_k for each in config.latent_attentions if each.indexer), None)

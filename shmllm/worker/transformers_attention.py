@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from shmllm.models.layers import AttentionHeads
+from shmllm.models.attention import AttentionHeads
 from shmllm.models.transformers_impl.interface import Call, UnsupportedCallError
 
 Run = Callable[[Tensor, AttentionHeads], Tensor]

@@ -277,12 +277,10 @@ def store_index_keys(
         slots: [tokens] int64; a token whose slot is -1 is not written.
         interleaved: whether neighbouring elements are rotated together.
 
-    One launch a layer, with a program for each token, which reads and writes 256 bytes for a key of
-    128 elements: 2 us for one token, the time of a launch.
+    One launch a layer, with a program for each token: 2 us for one token, the time of a launch.
     """
     tokens, dim = x.shape
     assert cache.shape[2] == dim, "the cache has keys of another size"
-    assert cos.shape == sin.shape, "cos and sin have one shape"
     assert cos.shape[1] <= dim, "more elements rotate than there are"
     for tensor in (cache, x, weight, bias, cos, sin):
         assert tensor.stride(-1) == 1, "the last dimension must be contiguous"
@@ -339,7 +337,7 @@ def choose_tokens(
         cos, sin: likewise.
         block_table, query_starts, context_lens: see `attention.paged_attention`.
         scores: [rows, positions] float32, scratch memory, for the longest context.
-        interleaved: see `store_index_keys`.
+        interleaved: likewise.
 
     Two launches a layer for each TOKENS_AT_ONCE tokens. The first reads the keys of each token's
     context, 256 bytes for 128 elements, and has 2 * num_heads * dim flops for each: a decode at

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shmllm.models.attention import AttentionHeads
 from shmllm.models.config import ModelConfig
-from shmllm.models.layers import AttentionHeads, NamedWeights, Storage
+from shmllm.models.layers import NamedWeights, Storage
 from shmllm.models.model import Model
 from shmllm.models.transformers_impl.body import Head, run_body
 from shmllm.models.transformers_impl.names import Part, names_in_files

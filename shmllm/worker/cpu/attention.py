@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from shmllm.models.attention import AttentionHeads
 from shmllm.models.config import ModelConfig
-from shmllm.models.layers import AttentionHeads
 from shmllm.models.mixer_specs import Growth, QKNorm
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
-from shmllm.models.widths import inner_widths, linear_widths, low_ranks, mixed_widths, read_widths
+from shmllm.models.widths import (
+    inner_widths,
+    linear_widths,
+    low_ranks,
+    mixed_widths,
+    num_chosen,
+    read_widths,
+)
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
@@ -95,8 +102,8 @@ class CpuBuffers:
             for width in {each.latent_width for each in config.latent_attentions}
         }
         self.chosen: Tensor | None = None
-        if config.top_k is not None:
-            self.chosen = allocate((max_tokens, config.top_k), torch.int32)
+        if (top_k := num_chosen(config)) is not None:
+            self.chosen = allocate((max_tokens, top_k), torch.int32)
         self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         halves = {rope: rope.rotary_dim // 2 for rope in config.ropes}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {

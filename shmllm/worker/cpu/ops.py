@@ -11,12 +11,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from shmllm.models.altup import AltUpLayer
+from shmllm.models.attention import AttentionHeads
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import AttentionHeads, Linear, Norm, TokenEmbedding
+from shmllm.models.layers import Linear, Norm, TokenEmbedding
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm.models.layers import AttentionHeads
+from shmllm.models.attention import AttentionHeads
 from shmllm.models.transformers_impl.interface import attending
 from shmllm.models.transformers_impl.model import TransformersModel
 from shmllm.worker.batch import StepInputs, StepTables

@@ -12,7 +12,8 @@ from functools import partial
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from shmllm.models.layers import AttentionHeads, Norm
+from shmllm.models.attention import AttentionHeads
+from shmllm.models.layers import Norm
 from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec, Encoded
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers

@@ -12,7 +12,7 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
-from shmllm.models.widths import inner_widths, linear_widths, low_ranks
+from shmllm.models.widths import inner_widths, linear_widths, low_ranks, num_chosen
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
@@ -155,8 +155,8 @@ class GpuBuffers:
             if width is not None
         }
         self.choice: Choice | None = None
-        if config.top_k is not None:
-            self.choice = Choice.allocate(allocate, max_tokens, config.top_k, self._max_positions)
+        if (top_k := num_chosen(config)) is not None:
+            self.choice = Choice.allocate(allocate, max_tokens, top_k, self._max_positions)
         self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))

@@ -11,10 +11,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from shmllm.models.attention import Attention
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.decoder_layer import DecoderLayer
-from shmllm.models.layers import Attention, Linear
+from shmllm.models.layers import Linear
 from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec
 from shmllm.models.mlp import MLP
 from shmllm.models.specs import LayerSpec, MLPSpec

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shmllm.models.attention import Attention
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.decoder_layer import DecoderLayer
-from shmllm.models.layers import Attention, Linear
+from shmllm.models.layers import Linear
 from shmllm.models.matrices import parts_of
 from shmllm.models.mlp import MLP
 from shmllm.worker.gpu.products import rows_of

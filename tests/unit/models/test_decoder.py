@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from shmllm.models.attention import Attention
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import Attention, Linear, Norm, Storage, TokenEmbedding
+from shmllm.models.layers import Linear, Norm, Storage, TokenEmbedding
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.mlp import MLP
 from shmllm.models.rope_config import RopeConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
+from shmllm.models.bias_specs import DistanceBiases, LinearBiases
 from shmllm.models.distance_biases import linear_biases, named_biases
 from shmllm.models.matrices import sharded
-from shmllm.models.mixer_specs import DistanceBiases, LinearBiases
 from shmllm.models.shares import Share
 
 SPEC = DistanceBiases(num_positions=600)

@@ -12,8 +12,8 @@ import transformers
 from support.pooling_models import write_tokenizer
 
 from shmllm.errors import EngineStartError
+from shmllm.models.bias_specs import DistanceBiases
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import DistanceBiases
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.specs import MLPSpec

@@ -10,9 +10,10 @@ import torch
 from support.model_helpers import assert_logits_close, our_logits
 from torch import Tensor
 
+from shmllm.models.attention import Attention
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.layers import Attention, Linear, Norm, Storage, TokenEmbedding
+from shmllm.models.layers import Linear, Norm, Storage, TokenEmbedding
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.mlp import MLP
 from shmllm.models.rope import inverse_frequencies

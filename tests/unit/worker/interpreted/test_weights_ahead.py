@@ -8,7 +8,7 @@ import pytest
 from conformance.gpu_program import _inference_mode, add_prompts, models
 from support.gpu_steps import GpuSteps
 
-from shmllm.models.layers import Attention
+from shmllm.models.attention import Attention
 from shmllm.models.mlp import MLP
 from shmllm.worker.gpu import attention, weights_ahead
 from shmllm_kernels.gpu.row_configs import AheadConfig

@@ -1,0 +1,118 @@
+"""An attention of heads as the owner of its weights. `ops.Ops` computes with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from shmllm.models.bias_specs import DistanceBiases
+from shmllm.models.config import ModelConfig
+from shmllm.models.distance_biases import linear_biases, named_biases
+from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
+from shmllm.models.matrices import joined, matrix_of
+from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.specs import NormSpec
+
+
+class AttentionHeads:
+    """What attention needs of a layer once there are queries, keys and values.
+
+    Attributes:
+        layer: the index of the layer.
+        spec: what it computes.
+        dtype: the dtype of the weights that are not packed.
+        q_norm, k_norm: the norms of queries and keys, over a head or over all of them, or None.
+        sinks: [num_heads], or None.
+        biases: [num_heads, distances] float32, what is added to scores, or None.
+    """
+
+    def __init__(self, layer: int, spec: AttentionSpec, storage: Storage) -> None:
+        self.layer = layer
+        self.spec = spec
+        self.dtype = storage.dtype
+        self.q_norm: Norm | None = None
+        self.k_norm: Norm | None = None
+        self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
+        self.biases: Tensor | None = None
+
+
+class Attention(AttentionHeads):
+    """The weights of one layer's attention.
+
+    Attributes:
+        qkv_proj: the projections to queries, keys and values, and to gates. The rows of keys and
+            of values are equal if the checkpoint has one projection for both.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layer: int, spec: AttentionSpec, storage: Storage
+    ) -> None:
+        super().__init__(layer, spec, storage)
+        if isinstance(spec.biases, DistanceBiases):
+            self.biases = storage.float32(spec.num_heads, spec.biases.width)
+        elif spec.biases is not None:
+            own = config.shard.find(spec.num_heads, spec.biases.num_heads)
+            self.biases = storage.constant(linear_biases(spec.biases, own))
+        sizes = {"q": spec.query_width}
+        if spec.source is None:
+            sizes |= {"k": spec.key_width, "v": spec.value_width}
+        if spec.gated:
+            sizes["gate"] = spec.gate_width
+        self._parts = tuple(sizes)
+        lacks_some = spec.bias and not spec.key_bias
+        has_all = spec.bias and not lacks_some
+        self.qkv_proj = Linear(config.hidden_size, [*sizes.values()], has_all, storage)
+        if lacks_some:  # the part of the keys, which no checkpoint has, stays 0
+            self.qkv_proj.bias = storage.zeros(spec.in_width)
+        self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
+        if spec.qk_norm is not None:
+            has_weight = config.norm.weight and spec.norms_have_weights
+            norm = replace(config.norm, weight=has_weight, bias=False)
+            self.q_norm = self._norm(spec.num_heads, norm, storage)
+            if spec.source is None:
+                self.k_norm = self._norm(spec.num_kv_heads, norm, storage)
+
+    def _norm(self, count: int, norm: NormSpec, storage: Storage) -> Norm:
+        """Returns the norm of so many heads."""
+        spec = self.spec
+        width = count * spec.head_dim if spec.qk_norm == "row" else spec.head_dim
+        return Norm(width, norm, storage, count if spec.qk_norm == "each" else None)
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """The norms of queries and keys; empty if there are none."""
+        return tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
+        prefix = f"{prefix}.self_attn"
+        names = {part: f"{prefix}.{part}_proj" for part in self._parts}
+        weights = self.qkv_proj.named_weights(*names.values())
+        if not self.spec.key_bias:
+            weights.pop(f"{names.get('k')}.bias", None)
+        if self.spec.gated and not self.spec.gates_apart:
+            weights |= self._with_gates(weights, names["q"], names["gate"])
+        if self.spec.keys_are_values and self.spec.source is None:
+            for kind in ("weight", "bias") if self.spec.bias else ("weight",):
+                weights[f"{names['k']}.{kind}"] += weights.pop(f"{names['v']}.{kind}")
+        weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
+        for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=False):
+            weights |= norm.named_weights(f"{prefix}.{name}")
+        if self.sinks is not None:
+            weights[f"{prefix}.sinks"] = (self.sinks,)
+        if self.biases is not None and isinstance(self.spec.biases, DistanceBiases):
+            named = named_biases(self.biases, self.spec.biases)
+            weights[f"{prefix}.relative_attention_bias.weight"] = (named,)
+        return weights
+
+    def _with_gates(self, weights: NamedWeights, queries: str, gates: str) -> NamedWeights:
+        """Returns the destinations of queries and gates under one name, each head's query and
+        gate side by side."""
+        joint: NamedWeights = {}
+        sizes = [self.spec.head_dim] * self.spec.num_heads
+        for kind in ("weight", "bias") if self.spec.bias else ("weight",):
+            views = [matrix_of(weights.pop(f"{name}.{kind}")) for name in (queries, gates)]
+            heads = zip(*(view.split_with_sizes(sizes) for view in views), strict=True)
+            joint[f"{queries}.{kind}"] = (joined([part for pair in heads for part in pair]),)
+        return joint
