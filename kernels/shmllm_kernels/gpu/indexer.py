@@ -87,9 +87,8 @@ def _store_index_keys(
     if slot < 0:
         return
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    elements = tl.arange(0, ELEMENTS)
+    elements, source = tl.arange(0, ELEMENTS), x_ptr + token * x_stride
     inside = elements < DIM
-    source = x_ptr + token * x_stride
     x = tl.load(source + elements, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(x, axis=0) / DIM
     centred = tl.where(inside, x - mean, 0.0)
