@@ -19,6 +19,11 @@ from shmllm_kernels.cpu.attention_state import SPLIT_KEYS
 COUNTS = ("num_tokens", "num_requests", "num_samples", "num_state_copies", "num_level_tokens")
 
 
+MOST_SPLIT_TOKENS = 16
+"""The largest number of tokens that are requests of their own whose contexts are split: more keep
+all threads busy, and each split has a state in memory."""
+
+
 class Division(NamedTuple):
     """How the attention of a layer is divided into pieces of work.
 
@@ -164,8 +169,10 @@ class CpuInputs:
         self.sample_tokens[:num_samples] = inputs.sample_tokens
         self._step_of_tokens[:] = num_tokens
         for division, pieces in self.pieces.items():
-            counts, lens = inputs.counts, inputs.context_lens
+            counts, lens, split_keys = inputs.counts, inputs.context_lens, division.split_keys
             if division.top_k is not None:
                 lens = np.minimum(inputs.positions + 1, division.top_k)
                 self.chosen_lens[:num_tokens], counts = lens, np.ones_like(lens)
-            count_pieces(counts, lens, division.heads_per_kv, *pieces, division.split_keys)
+                if num_tokens > MOST_SPLIT_TOKENS:
+                    split_keys = division.top_k
+            count_pieces(counts, lens, division.heads_per_kv, *pieces, split_keys)
