@@ -298,11 +298,15 @@ def test_updates_come_under_the_names_of_files_and_modules(
 
 
 @torch.inference_mode()
-def test_colbert_projects_each_token(tmp_path: Path) -> None:
-    model = make_pooling_model("bert", "Model", tmp_path)
+@pytest.mark.parametrize("kind", ["bert", "jina_bert", slow("jina_embeddings_v3")])
+def test_colbert_projects_each_token(kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "Model", tmp_path)
     linear = torch.nn.Linear(64, 24, bias=False)
-    path = tmp_path / "model.safetensors"
-    stored = {f"bert.{name}": weight for name, weight in load_file(path).items()}
+    path, prefix = tmp_path / "model.safetensors", "bert"
+    if kind == "jina_embeddings_v3":
+        rewrite_config(tmp_path, **JINA | {"lora_adaptations": None})
+        prefix = "roberta"
+    stored = {f"{prefix}.{name}": weight for name, weight in load_file(path).items()}
     save_file(stored | {"linear.weight": linear.weight}, path)
     rewrite_config(tmp_path, architectures=["HF_ColBERT"])
     (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": 24, "query_token_id": "[Q]"}))
