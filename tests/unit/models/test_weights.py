@@ -288,6 +288,7 @@ model = SimpleNamespace(
     named_weights=lambda: names,
     destinations=lambda: {name: (Sink(),) for name in names},
     written=set,
+    config=SimpleNamespace(task_adapters=None),
 )
 open("/proc/self/clear_refs", "w").write("5")
 before = most()
