@@ -39,7 +39,7 @@ _UP_GATE = "up_gate_proj", ("up_proj", "gate_proj")
 
 
 def configure(fields: Fields) -> ModelConfig:
-    is_published = architecture_name(fields).startswith("New")
+    is_published = architecture_name(fields).startswith(("New", "GteNew"))
     theta, length = (10_000.0, 2048) if is_published else (160_000.0, 8192)
     for name, computed in _COMPUTED.items():
         if (found := fields.values.get(name, computed)) != computed:

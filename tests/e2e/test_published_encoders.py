@@ -91,9 +91,9 @@ def test_the_fields_of_nomics_own_files(
         assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(model), 1e-5)
 
 
-@pytest.mark.parametrize("types", [1, slow(0)])
+@pytest.mark.parametrize(("types", "name"), [(1, "New"), slow(0, "GteNew")])
 @torch.inference_mode()
-def test_the_fields_and_names_of_gtes_own_files(types: int, tmp_path: Path) -> None:
+def test_the_fields_and_names_of_gtes_own_files(types: int, name: str, tmp_path: Path) -> None:
     """Their rotation "ntk" divides the frequencies of a larger base (https://kexue.fm/archives/9706);
     a reranker's weights have the prefix "new"."""
     suffix = "ForSequenceClassification"
@@ -103,7 +103,11 @@ def test_the_fields_and_names_of_gtes_own_files(types: int, tmp_path: Path) -> N
     frequencies.copy_((factor * 50.0) ** -powers / factor ** (2 / 16))
     save_file({f"new.{n.removeprefix('gte.')}": x for n, x in load_file(path).items()}, path)
     published = {"rope_scaling": {"type": "ntk", "factor": factor}, "rope_theta": 50.0}
-    published |= {"model_type": "new", "architectures": [f"New{suffix}"], "rope_parameters": None}
+    published |= {
+        "model_type": "new",
+        "architectures": [f"{name}{suffix}"],
+        "rope_parameters": None,
+    }
     rewrite_config(tmp_path, **published, logn_attention_scale=False, layer_norm_type="layer_norm")
     logits = [model(torch.tensor([each])).logits[0] for each in PROMPTS]
     with LLM(str(tmp_path), **OPTIONS) as llm:
@@ -298,11 +302,15 @@ def test_updates_come_under_the_names_of_files_and_modules(
 
 
 @torch.inference_mode()
-def test_colbert_projects_each_token(tmp_path: Path) -> None:
-    model = make_pooling_model("bert", "Model", tmp_path)
+@pytest.mark.parametrize("kind", ["bert", "jina_bert", slow("jina_embeddings_v3")])
+def test_colbert_projects_each_token(kind: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "Model", tmp_path)
     linear = torch.nn.Linear(64, 24, bias=False)
-    path = tmp_path / "model.safetensors"
-    stored = {f"bert.{name}": weight for name, weight in load_file(path).items()}
+    path, prefix = tmp_path / "model.safetensors", "bert"
+    if kind == "jina_embeddings_v3":
+        rewrite_config(tmp_path, **JINA | {"lora_adaptations": None})
+        prefix = "roberta"
+    stored = {f"{prefix}.{name}": weight for name, weight in load_file(path).items()}
     save_file(stored | {"linear.weight": linear.weight}, path)
     rewrite_config(tmp_path, architectures=["HF_ColBERT"])
     (tmp_path / "artifact.metadata").write_text(json.dumps({"dim": 24, "query_token_id": "[Q]"}))
@@ -315,3 +323,19 @@ def test_colbert_projects_each_token(tmp_path: Path) -> None:
         prompts = [{"prompt_token_ids": each} for each in PROMPTS]
         found = [np.asarray(each.outputs.data) for each in llm.encode(prompts, use_tqdm=False)]
         assert_vectors_close(found, wanted, 1e-5)
+
+
+@torch.inference_mode()
+def test_voyage_projects_states_of_both_directions(tmp_path: Path) -> None:
+    model = make_pooling_model("qwen3", "Model", tmp_path, is_causal=False)
+    linear, path = torch.nn.Linear(64, 24, bias=False), tmp_path / "model.safetensors"
+    stored = {f"model.{name}": weight for name, weight in load_file(path).items()}
+    save_file(stored | {"linear.weight": linear.weight}, path)
+    rewrite_config(tmp_path, is_causal=None, num_labels=24)
+    name = "VoyageQwen3BidirectionalEmbedModel"
+    with LLM(str(tmp_path), **OPTIONS, hf_overrides={"architectures": [name]}) as llm:
+        info = llm.front_end.info.pooling
+        assert (info.pooling_type, info.both_ways, info.embedding_size) == ("MEAN", True, 24)
+        pooling = Pooling(PoolingType.MEAN, normalize=False, uses_head=True)
+        wanted = [linear(each) for each in means_of(model)]
+        assert_vectors_close(pool(llm, PROMPTS, pooling), wanted, 1e-5)

@@ -21,7 +21,7 @@ from support.reference_models import INDEXER
 from support.variants import diagonal, slow
 
 from shmllm.models.create import create_model
-from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, Purpose, purpose_of
+from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (40,), generator=torch.manual_seed(3))]
 ROPE = {"rope_theta": 10000.0}
@@ -1058,24 +1058,24 @@ VARIANTS_OF_ROUTERS = {
 """Cases that repeat what others show of latent attention and of routers in groups."""
 
 
-NAMES_OF_OTHERS = {
-    *("DPRContextEncoder", "DPRQuestionEncoder"),
-    *("Contriever", "HF_ColBERT", "NewModel"),  # in tests/e2e/test_published_encoders.py
-}
-"""Encoders whose names do not end with "Model", or that transformers has under another one."""
 SAME_MODULE = {"ministral": "mistral"}
 """Families of transformers that are one here."""
+PUBLISHED = {
+    *("Contriever", "DPRContextEncoder", "DPRQuestionEncoder", "HF_ColBERT"),
+    *("GteNewModel", "NewModel", "VoyageQwen3BidirectionalEmbedModel"),
+}
+"""Encoders under names that transformers has not, or without a suffix."""
 
 
 def test_every_architecture_has_a_case() -> None:
-    """Those that generate have one here, the others in tests/e2e/test_pooling_models.py, and those
-    with an encoder in tests/conformance/gpu_whisper.py."""
-    plain = {name: family for name, family in ARCHITECTURES.items() if name not in TEXT_MODELS}
-    encoders = {name for name in plain if purpose_of(name) is Purpose.EMBED}
+    """Those that generate have one here, the others in tests/e2e/test_pooling_models.py and
+    test_published_encoders.py, and those with an encoder in tests/conformance/gpu_whisper.py."""
+    others = TEXT_MODELS.keys() | PUBLISHED
+    plain = {name: family for name, family in ARCHITECTURES.items() if name not in others}
+    encoders = {name for name in plain if name.endswith("Model") and "LMHead" not in name}
     generating = {family for name, family in plain.items() if name not in encoders} - {"whisper"}
     assert generating == {SAME_MODULE.get(family, family) for family, _ in CASES.values()}
-    families = {f"{family}Model" for family, _ in RECIPES.values()}
-    assert encoders <= families | NAMES_OF_OTHERS
+    assert encoders <= {f"{family}Model" for family, _ in RECIPES.values()}
 
 
 @pytest.mark.parametrize(

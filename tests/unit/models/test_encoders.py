@@ -183,6 +183,11 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("JinaBertModel", ALIBI | {"feed_forward_type": "original"}, "'original' is not supported"),
         ("JinaBertModel", ALIBI | {"auto_map": CODE}, "norms of queries and keys"),
         ("JinaBertForSequenceClassification", ALIBI, "Classification is not supported"),
+        (
+            "HF_ColBERT",
+            {"model_type": "electra"},
+            "model_type 'electra' and position_embedding_type",
+        ),
         ("T5EncoderModel", T5 | {"feed_forward_proj": "x-relu"}, "'x-relu' is not supported"),
         ("T5EncoderModel", T5 | {"relative_attention_num_buckets": 30}, "buckets 30 with"),
         ("T5EncoderModel", T5 | {"relative_attention_max_distance": 8}, "distance 8 is not supp"),

@@ -42,7 +42,8 @@ SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
 IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
-    *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "Contriever", "HF_ColBERT"),
+    *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel"),
+    *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
 """The names that published files have for what transformers calls otherwise, or lacks."""
