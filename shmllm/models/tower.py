@@ -196,9 +196,9 @@ class Tower(ABC):
         """Allocates one projection of several with these names in checkpoints; each has `outputs`
         of its results."""
         whole = len(names) * outputs
-        dense = Dense(self._storage.tensor(whole, inputs), self._storage.tensor(whole), self.products)
-        for kind, tensor in (("weight", dense.weight), ("bias", dense.bias)):
-            assert tensor is not None
+        weight, bias = self._storage.tensor(whole, inputs), self._storage.tensor(whole)
+        dense = Dense(weight, bias, self.products)
+        for kind, tensor in (("weight", weight), ("bias", bias)):
             for name, rows in zip(names, tensor.split(outputs), strict=True):
                 self.named_weights[f"{name}.{kind}"] = (rows,)
         return dense
