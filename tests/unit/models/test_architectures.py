@@ -484,7 +484,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v32",
         LATENT | GROUPS | INDEXER | {"rope_parameters": MSCALE_ROPE, "first_k_dense_replace": 1},
     ),
-    "deepseek-v32-short": ("deepseek_v32", LATENT | GROUPS | INDEXER | {"index_topk": 100}),
+    "deepseek-v32-short": ("deepseek_v32", LATENT | GROUPS | INDEXER | {"index_topk": 2**31 - 1}),
     "glm-5": (
         "glm_moe_dsa",
         LATENT
