@@ -156,6 +156,15 @@ def test_images_are_prepared_as_config_json_says(tmp_path: Path) -> None:
     assert whole.options["max_patches"] == 1
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "x", "-1", ""])
+def test_numbers_that_are_no_ids_are_passed_over(number: str, tmp_path: Path) -> None:
+    write(tmp_path, WHOLE, {"added_tokens_decoder": {number: {"content": "<IMG_CONTEXT>"}}})
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<IMG_CONTEXT>": 151671}))
+    config = ModelConfig.from_directory(tmp_path)
+    assert config.vision is not None
+    assert config.vision.image_token == 151671
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
