@@ -51,7 +51,8 @@ class GrammarQueue:
             return problem
         self._scheduler.hold(request)
         self._held.append((request, compiled))
-        compiled.add_done_callback(lambda _: self._wake())
+        wake = self._wake  # the compiler keeps the future, which must not keep the scheduler
+        compiled.add_done_callback(lambda _: wake())
         return None
 
     def release_ready(self) -> None:

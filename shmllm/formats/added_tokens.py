@@ -7,6 +7,8 @@ from typing import Any
 
 from shmllm.formats.processor_files import read_object
 
+_MOST_DIGITS = 10
+
 
 def added_token_id(directory: Path, text: str) -> int | None:
     """Returns the id of a token that was added to a tokenizer's vocabulary; None if no file has it.
@@ -28,7 +30,8 @@ def added_token_id(directory: Path, text: str) -> int | None:
 def _of_settings(directory: Path, text: str) -> list[Any]:
     found = (read_object(directory / "tokenizer_config.json") or {}).get("added_tokens_decoder")
     tokens = found.items() if isinstance(found, dict) else ()
-    return [int(n) for n, token in tokens if text_of_token(token) == text and n.isdecimal()]
+    numbers = [number for number, token in tokens if text_of_token(token) == text]
+    return [int(n) for n in numbers if n.isdecimal() and len(n) <= _MOST_DIGITS]
 
 
 def _of_list(directory: Path, text: str) -> list[Any]:

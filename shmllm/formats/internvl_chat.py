@@ -53,9 +53,8 @@ def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict
     if not _is_published(values):
         return dict(values)
     where = str(directory / "config.json")
-    vision, text = (_table(values, name, where) for name in ("vision_config", "llm_config"))
-    vision = {"model_type": ENCODER, **_ENCODER_DEFAULTS, **vision}
-    _check(values, vision, where)
+    values, vision = _read(values, where)
+    text = _table(values, "llm_config", where)
     settings = read_object(directory / "tokenizer_config.json") or {}
     end = added_token_id(directory, text_of_token(settings.get("eos_token")) or "")
     ends = [text.get("eos_token_id"), end]
@@ -85,7 +84,7 @@ def published_image_settings(directory: Path) -> dict[str, Any] | None:
     values = read_object(directory / "config.json") or {}
     if not _is_published(values):
         return None
-    vision = _ENCODER_DEFAULTS | _table(values, "vision_config", str(directory / "config.json"))
+    values, vision = _read(values, str(directory / "config.json"))
     side, is_cut = vision["image_size"], values.get("dynamic_image_size", False)
     return _TILED | {
         "size": {"height": side, "width": side},
@@ -98,6 +97,17 @@ def _is_published(values: Mapping[str, Any]) -> bool:
     return values.get("architectures") == [ARCHITECTURE]
 
 
+def _read(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the fields and those of ``vision_config``, checked and without those that are
+    null."""
+    values = {name: value for name, value in values.items() if value is not None}
+    given = _table(values, "vision_config", where).items()
+    vision = {"model_type": ENCODER, **_ENCODER_DEFAULTS}
+    vision |= {name: value for name, value in given if value is not None}
+    _check(values, vision, where)
+    return values, vision
+
+
 def _table(values: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     found = values.get(name)
     if not isinstance(found, dict):
@@ -106,16 +116,20 @@ def _table(values: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
 
 
 def _check(values: Mapping[str, Any], vision: Mapping[str, Any], where: str) -> None:
-    side = vision["image_size"]
-    is_cut = values.get("dynamic_image_size", False)
+    for name in ("dynamic_image_size", "use_thumbnail"):
+        if type(found := values.get(name, False)) is not bool:
+            raise EngineStartError(f"{where}: {name!r} must be true or false, not {found!r}")
+    for name in ("min_dynamic_patch", "max_dynamic_patch"):
+        if type(found := values.get(name, 1)) is not int or found < 1:
+            raise EngineStartError(f"{where}: {name!r} must be a positive integer, not {found!r}")
+    side, is_cut = vision["image_size"], values.get("dynamic_image_size", False)
     for name, default, supported in (
         ("ps_version", "v1", "v2"),
         ("force_image_size", side, side),
         ("pad2square", False, False),
-        ("use_thumbnail", False, True if is_cut else values.get("use_thumbnail", False)),
+        ("use_thumbnail", False, is_cut or values.get("use_thumbnail", False)),
     ):
-        found = default if values.get(name) is None else values[name]
-        if found != supported:
+        if (found := values.get(name, default)) != supported:
             raise EngineStartError(
                 f"{where}: {name} {found!r} is not supported; supported: {supported!r}"
             )

@@ -50,7 +50,8 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         EngineStartError: a file is missing or malformed.
     """
-    return thinker_of(_read_whole(path), str(path / "config.json"))
+    values = in_terms_of_transformers(_read_whole(path), path)
+    return thinker_of(values, str(path / "config.json"))
 
 
 def _read_whole(path: Path) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _read_whole(path: Path) -> dict[str, Any]:
         values["quantization_config"] = first
     if isinstance(found, Mapping) and "quant_algo" in found:
         values["quantization_config"] = {"quant_method": "modelopt", **found}
-    return in_terms_of_transformers(values, path)
+    return values
 
 
 def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Fields:
@@ -78,8 +79,10 @@ def read_fields(path: Path, overrides: Mapping[str, Any] | None = None) -> Field
     config_path = path / "config.json"
     if not config_path.is_file():
         raise EngineStartError(f"no model in {path}: looked for {config_path}")
-    values = _merged(_read_whole(path), overrides or {})
-    return text_fields(Fields(thinker_of(values, str(config_path)), str(config_path)))
+    overrides = overrides or {}  # which have the names of the file or of transformers
+    values = in_terms_of_transformers(_merged(_read_whole(path), overrides), path)
+    values = thinker_of(_merged(values, overrides), str(config_path))
+    return text_fields(Fields(values, str(config_path)))
 
 
 def _merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def configure(fields: Fields) -> ModelConfig:
     fields = fields.null_as_false("norm_topk_prob")
     positions = read_positions(fields, 163_840)
     attention = with_indexer(
-        fields, read_latent_attention(fields, positions, interleaved=True), num_heads=64
+        fields, positions, read_latent_attention(fields, positions, interleaved=True), num_heads=64
     )
     experts = read_sigmoid_experts(
         fields, inner=2048, num_experts=256, num_groups=8, top_groups=4, weight_scale=2.5
@@ -55,12 +55,18 @@ def with_mlps(
 
 
 def with_indexer(
-    fields: Fields, attention: LatentAttentionSpec, *, num_heads: int, interleaved: bool = False
+    fields: Fields,
+    positions: int,
+    attention: LatentAttentionSpec,
+    *,
+    num_heads: int,
+    interleaved: bool = False,
 ) -> LatentAttentionSpec:
     """Returns a latent attention that reads what an indexer chooses.
 
     Args:
         fields: the fields of config.json.
+        positions: the result of `read_positions`; no more tokens are chosen, as there are no more.
         attention: the attention.
         num_heads: the default of ``index_n_heads``.
         interleaved: see `IndexerSpec`.
@@ -75,7 +81,7 @@ def with_indexer(
     indexer = IndexerSpec(
         num_heads=fields.integer("index_n_heads", num_heads),
         head_dim=head_dim,
-        top_k=fields.integer("index_topk", 2048),
+        top_k=min(fields.integer("index_topk", 2048), positions),
         interleaved=interleaved,
     )
     return replace(attention, indexer=indexer)

@@ -34,7 +34,7 @@ def configure(fields: Fields) -> ModelConfig:
     attention = read_latent_attention(
         fields, positions, interleaved=True, query_rank=2048, nope_dim=192, value_dim=256
     )
-    attention = with_indexer(fields, attention, num_heads=32, interleaved=True)
+    attention = with_indexer(fields, positions, attention, num_heads=32, interleaved=True)
     assert attention.indexer is not None, "it was added"
     shared = replace(attention, indexer=replace(attention.indexer, is_shared=True))
     mixers = {FULL: attention, SHARED: shared}

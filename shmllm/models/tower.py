@@ -39,6 +39,18 @@ ACTIVATIONS: dict[VisionActivation, Callable[[Tensor], Tensor]] = {
 }
 
 
+@dataclass(slots=True)
+class Products:
+    """How a tower multiplies. Its projections refer to it and not to the tower, which refers to
+    them: a cycle would keep the weights of a closed engine until Python collects cycles.
+
+    Attributes:
+        multiply: computes ``x @ weight.T + bias`` of [rows, in], [out, in] and [out] or None.
+    """
+
+    multiply: Multiply = F.linear
+
+
 @dataclass(frozen=True, slots=True)
 class Dense:
     """A projection.
@@ -46,16 +58,16 @@ class Dense:
     Attributes:
         weight: [out, in], or a checkpoint's shape [out, ...] of as many elements.
         bias: [out] or None.
-        tower: the tower that it belongs to.
+        products: those of the tower that it belongs to.
     """
 
     weight: Tensor
     bias: Tensor | None
-    tower: Tower
+    products: Products
 
     def __call__(self, x: Tensor) -> Tensor:
         """Returns [rows, out] of ``x`` [rows, in]."""
-        return self.tower.multiply(x, self.weight.flatten(1), self.bias)
+        return self.products.multiply(x, self.weight.flatten(1), self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +140,7 @@ class Tower(ABC):
     Attributes:
         dtype: the dtype of the weights and of the results.
         input_dtype: the dtype in which it needs its inputs.
-        multiply: computes ``x @ weight.T + bias`` of [rows, in], [out, in] and [out] or None.
+        products: how it multiplies.
         named_weights: the destinations of all weights by their names in checkpoints, with the
             prefixes in `weight_names.TOWER_PREFIXES`.
         neutral_weights: the weights of norms, with the value that changes nothing.
@@ -140,7 +152,7 @@ class Tower(ABC):
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self.dtype = self.input_dtype = storage.dtype
-        self.multiply: Multiply = F.linear
+        self.products = Products()
         self.named_weights: NamedWeights = {}
         self.neutral_weights: list[tuple[Tensor, float]] = []
 
@@ -178,15 +190,15 @@ class Tower(ABC):
         """Allocates a projection; ``inputs`` are the other dimensions that its weight has in
         checkpoints."""
         weight = self.tensor(f"{name}.weight", outputs, *inputs)
-        return Dense(weight, self.tensor(f"{name}.bias", outputs) if bias else None, self)
+        return Dense(weight, self.tensor(f"{name}.bias", outputs) if bias else None, self.products)
 
     def make_joined(self, names: Sequence[str], outputs: int, inputs: int) -> Dense:
         """Allocates one projection of several with these names in checkpoints; each has `outputs`
         of its results."""
         whole = len(names) * outputs
-        dense = Dense(self._storage.tensor(whole, inputs), self._storage.tensor(whole), self)
-        for kind, tensor in (("weight", dense.weight), ("bias", dense.bias)):
-            assert tensor is not None
+        weight, bias = self._storage.tensor(whole, inputs), self._storage.tensor(whole)
+        dense = Dense(weight, bias, self.products)
+        for kind, tensor in (("weight", weight), ("bias", bias)):
             for name, rows in zip(names, tensor.split(outputs), strict=True):
                 self.named_weights[f"{name}.{kind}"] = (rows,)
         return dense

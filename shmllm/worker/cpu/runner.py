@@ -131,7 +131,7 @@ class CpuRunner(LoadedRunner):
         loaded = part.loaded
         super().__init__(config, loaded, ranks, head=make_head(loaded.model, ranks.num_threads))
         for tower in part.towers:
-            tower.multiply = TowerProducts(ranks.num_threads)
+            tower.products.multiply = TowerProducts(ranks.num_threads)
         self.kv_groups = part.shape.groups
         size = smallest(ranks.together(part.size_cache, "size_cache"))
         self._vocab_size = loaded.config.vocab_size

@@ -11,6 +11,7 @@ import pytest
 from shmllm.errors import EngineStartError
 from shmllm.formats.image_settings import read_image_settings
 from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import read_fields
 from shmllm.models.vision.specs import InternVLTower
 
 VISION = {
@@ -103,6 +104,35 @@ def test_absent_fields_have_the_defaults_of_the_authors(tmp_path: Path) -> None:
     assert (tower.encoder.hidden_size, tower.encoder.num_layers) == (3200, 48)
 
 
+def test_null_is_absent(tmp_path: Path) -> None:
+    null = {"num_attention_heads": None, "norm_type": None, "num_hidden_layers": None}
+    vision = {"image_size": 448} | null
+    write(tmp_path, WHOLE | {"vision_config": vision, "max_dynamic_patch": None})
+    tower = tower_of(ModelConfig.from_directory(tmp_path))
+    assert (tower.rms_norms, tower.encoder.num_heads, tower.encoder.num_layers) == (True, 25, 48)
+    settings = read_image_settings(tmp_path)
+    assert settings is not None
+    assert settings.options["max_patches"] == 6
+
+
+def test_overrides_may_have_the_names_of_the_authors_or_of_transformers(tmp_path: Path) -> None:
+    write(tmp_path, WHOLE)
+    for overrides in (
+        {"select_layer": -2, "llm_config": {"hidden_size": 768}, "tie_word_embeddings": True},
+        {
+            "vision_feature_layer": -2,
+            "text_config": {"hidden_size": 768},
+            "tie_word_embeddings": True,
+        },
+    ):
+        config = ModelConfig.from_fields(read_fields(tmp_path, overrides), tmp_path)
+        assert config.hidden_size == 768
+        assert config.tie_word_embeddings
+        assert tower_of(config).encoder.num_layers == 23
+    with pytest.raises(EngineStartError, match="ps_version 'v1' is not supported"):
+        read_fields(tmp_path, {"ps_version": "v1"})
+
+
 def test_the_token_of_images_may_be_in_another_file(tmp_path: Path) -> None:
     write(tmp_path, WHOLE, {"eos_token": "<|im_end|>"})
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<IMG_CONTEXT>": 151671}))
@@ -126,6 +156,15 @@ def test_images_are_prepared_as_config_json_says(tmp_path: Path) -> None:
     assert whole.options["max_patches"] == 1
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "x", "-1", ""])
+def test_numbers_that_are_no_ids_are_passed_over(number: str, tmp_path: Path) -> None:
+    write(tmp_path, WHOLE, {"added_tokens_decoder": {number: {"content": "<IMG_CONTEXT>"}}})
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<IMG_CONTEXT>": 151671}))
+    config = ModelConfig.from_directory(tmp_path)
+    assert config.vision is not None
+    assert config.vision.image_token == 151671
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -134,6 +173,9 @@ def test_images_are_prepared_as_config_json_says(tmp_path: Path) -> None:
         ({"force_image_size": 224}, "force_image_size 224 is not supported; supported: 448"),
         ({"pad2square": True}, "pad2square True is not supported; supported: False"),
         ({"use_thumbnail": False}, "use_thumbnail False is not supported; supported: True"),
+        ({"dynamic_image_size": "no"}, "'dynamic_image_size' must be true or false, not 'no'"),
+        ({"use_thumbnail": 1}, "'use_thumbnail' must be true or false, not 1"),
+        ({"max_dynamic_patch": 0}, "'max_dynamic_patch' must be a positive integer, not 0"),
         ({"llm_config": None}, "'llm_config' must be an object, not None"),
         ({"vision_config": []}, r"'vision_config' must be an object, not \[\]"),
         (

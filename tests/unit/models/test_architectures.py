@@ -100,7 +100,7 @@ KIMI: dict[str, Any] = LATENT | {
 }
 ALL_CHOSEN: dict[str, Any] = {
     **{"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 2, "topk_group": 2},
-    **{"first_k_dense_replace": 1, "index_topk": 100},
+    **{"first_k_dense_replace": 1, "index_topk": 2**31 - 1},
 }
 """No rounding of scores changes which experts and tokens are chosen."""
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}

@@ -396,6 +396,14 @@ def test_a_failed_job_does_not_end_the_thread() -> None:
     assert isinstance(failed.exception(), KeyboardInterrupt)
 
 
+def test_a_thread_ends_when_nothing_refers_to_it() -> None:
+    background = BackgroundThread("test-background")
+    thread = background.submit(threading.current_thread).result()
+    del background
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("size", ["smaller", "larger"])
 def test_the_models_vocabulary_may_differ_from_the_tokenizers(
     size: Literal["smaller", "larger"], compiler: GrammarCompiler

@@ -303,6 +303,10 @@ LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Aya Vision 8B, Command A Vision, LFM2
 4B, Gemma 4 31B and SmolVLM (2B), with fewer layers of text."""
 
 
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
 class Allocations(TorchDispatchMode):
     """Counts the bytes of meta tensors that are made inside.
 
@@ -359,9 +363,6 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
     else:
         grid, size = (1, 1, 1), vision.tile_size
 
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
     tower = make_tower(vision, model.hidden_size, Storage(allocate, torch.bfloat16))
     weights = [each[0] for each in tower.named_weights.values()]
     table = torch.empty((3, 256), dtype=torch.bfloat16, device="meta")
@@ -410,9 +411,6 @@ def test_the_estimate_covers_the_longest_sound(
     config = EngineConfig(LoadConfig(str(tmp_path)), CacheConfig(), SchedulerConfig(64, 2048))
     loaded: Any = SimpleNamespace(config=model, dtype=torch.bfloat16, max_model_len=2048)
 
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
     tower = make_tower(model.audio, model.hidden_size, Storage(allocate, torch.bfloat16))
     weights = [each[0] for each in tower.named_weights.values()]
     frames = model.audio.tower.most_frames
@@ -421,3 +419,18 @@ def test_the_estimate_covers_the_longest_sound(
     assert len(found) == count
     kept = 2048 * model.hidden_size * 2
     assert counted.peak < item_bytes(config, loaded) - kept < 4 / 3 * counted.peak
+
+
+EVERY = {f"{name}ForConditionalGeneration": content for name, content in CONFIGS.items()} | HEARING
+
+
+@pytest.mark.parametrize("architecture", EVERY)
+def test_no_tower_waits_until_cycles_are_collected(architecture: str, tmp_path: Path) -> None:
+    content = EVERY[architecture] | {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = ModelConfig.from_directory(tmp_path)
+    for spec in filter(None, (model.vision, model.audio)):
+        tower = make_tower(spec, model.hidden_size, Storage(allocate, torch.bfloat16))
+        found = weakref.ref(tower)
+        del tower
+        assert found() is None

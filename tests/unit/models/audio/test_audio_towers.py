@@ -104,13 +104,13 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
 def test_the_number_of_threads_changes_no_bit(frames: int, models: tuple[Any, Any]) -> None:
     reference, model = models
     tower, sound = model.towers["audio"], make_sound(frames)
-    plain, found = tower.multiply, []
+    plain, found = tower.products.multiply, []
     try:
         for num_threads in (1, 2, 3):
-            tower.multiply = TowerProducts(num_threads)
+            tower.products.multiply = TowerProducts(num_threads)
             found.append(embed(model, sound))
     finally:
-        tower.multiply = plain
+        tower.products.multiply = plain
     assert all(torch.equal(found[0], each) for each in found)
     assert_close(found[0], reference_embeddings(reference, sound, len(found[0])))
 

@@ -96,15 +96,15 @@ def test_smaller_dtypes_are_near_to_float32(
 
 def test_the_number_of_threads_changes_no_bit(models: tuple[Any, DecoderModel]) -> None:
     tower, sound = models[1].towers["audio"], make_sound(299)
-    plain, found = tower.multiply, []
+    plain, found = tower.products.multiply, []
     before = torch.get_num_threads()
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
-            tower.multiply = TowerProducts(num_threads)
+            tower.products.multiply = TowerProducts(num_threads)
             found.append(embed(models[1], sound))
     finally:
-        tower.multiply = plain
+        tower.products.multiply = plain
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], each) for each in found)
 

@@ -139,13 +139,13 @@ def test_logits_of_text_equal_transformers(tied: bool, tmp_path: Path) -> None:
 def test_the_number_of_threads_changes_no_bit(models: tuple[Any, DecoderModel]) -> None:
     _, model = models
     tower, (part,) = model.towers["audio"], features_of(20_000)
-    plain, found = tower.multiply, []
+    plain, found = tower.products.multiply, []
     try:
         for num_threads in (1, 2, 3):
-            tower.multiply = TowerProducts(num_threads)
+            tower.products.multiply = TowerProducts(num_threads)
             found.append(embed(model, part))
     finally:
-        tower.multiply = plain
+        tower.products.multiply = plain
     assert all(torch.equal(found[0], each) for each in found)
 
 
