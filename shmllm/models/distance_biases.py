@@ -1,5 +1,5 @@
-"""Biases of scores by distance: weights, `mixer_specs.DistanceBiases`, or constants,
-`mixer_specs.LinearBiases`."""
+"""Biases of scores by distance: weights, `bias_specs.DistanceBiases`, or constants,
+`bias_specs.LinearBiases`."""
 
 from __future__ import annotations
 

@@ -46,9 +46,10 @@ class LatentAttentionOps:
         """See `AttentionOps.begin`."""
         self._step = step
 
-    def store(self, x: Tensor, attention: LatentAttention) -> None:
+    def store(self, x: Tensor, attention: LatentAttention) -> Tensor:
         """See `models.ops.Ops.store_latents`."""
         write_latents(**self._written(x, attention))
+        return x
 
     def choose(
         self,

@@ -303,8 +303,7 @@ class GpuOps:
         return self._attends.attend(qkv, attention)
 
     def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:
-        self.latents.store(x, attention)
-        return x
+        return self.latents.store(x, attention)
 
     def choose_tokens(self, x: Tensor, latent: Tensor, attention: LatentAttention) -> None:
         self.latents.choose(x, latent, attention, self.linear)
