@@ -10,12 +10,11 @@ import pytest
 import torch
 from support.audio_models import AUDIO, audio_inputs, make_audio_model
 from support.model_helpers import load
+from support.tower_checks import assert_close, assert_near, check_device, same_on_all_threads
 from torch import Tensor
 
 from shmllm.formats.audio_settings import FRAMES_BEHIND
-from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
-from shmllm.worker.cpu.tower_products import TowerProducts
 
 MOST = 2 * int(AUDIO["max_source_positions"])
 FRAMES = [3, 4, 5, 6, 7, 8, 33, 126, 127, MOST - 3, MOST - 2, MOST - 1, MOST]
@@ -65,12 +64,6 @@ def embed(model: DecoderModel, sound: dict[str, Tensor]) -> Tensor:
     return model.towers["audio"](*inputs_of(sound))
 
 
-def assert_close(ours: Tensor, reference: Tensor) -> None:
-    assert ours.shape == reference.shape
-    difference = float((ours - reference).abs().max() / reference.abs().max())
-    assert difference < 1e-5, f"relative difference {difference:.2e}"
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("qwen2_audio")
@@ -103,16 +96,9 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("frames", [3, 99, MOST])
 def test_the_number_of_threads_changes_no_bit(frames: int, models: tuple[Any, Any]) -> None:
     reference, model = models
-    tower, sound = model.towers["audio"], make_sound(frames)
-    plain, found = tower.products.multiply, []
-    try:
-        for num_threads in (1, 2, 3):
-            tower.products.multiply = TowerProducts(num_threads)
-            found.append(embed(model, sound))
-    finally:
-        tower.products.multiply = plain
-    assert all(torch.equal(found[0], each) for each in found)
-    assert_close(found[0], reference_embeddings(reference, sound, len(found[0])))
+    sound = make_sound(frames)
+    found = same_on_all_threads(model.towers["audio"], lambda: embed(model, sound))
+    assert_close(found, reference_embeddings(reference, sound, len(found)))
 
 
 def test_a_sound_ends_where_its_frames_end(models: tuple[Any, DecoderModel]) -> None:
@@ -144,21 +130,13 @@ def test_smaller_dtypes_are_near_to_float32(
     ours = embed(load(directory, dtype), sound)
     assert ours.dtype == dtype
     exact = reference_embeddings(reference, sound, len(ours))
-    error = float((ours.float() - exact).abs().max() / exact.abs().max())
-    assert 0 < error < 0.05, f"relative difference {error:.2e}"
+    assert_near(ours, exact)
 
 
 def test_everything_is_computed_on_the_device_of_the_weights(
     models: tuple[Any, DecoderModel],
 ) -> None:
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    model = create_model(models[1].config, torch.bfloat16, allocate)
-    features, grid = inputs_of(make_sound(30))
-    ours = model.towers["audio"](features.to("meta"), grid)
-    assert ours.device.type == "meta"
-    assert ours.shape == (7, 64)
+    check_device(models[1].config, "audio", inputs_of(make_sound(30)), 7)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.audio_models import audio_inputs, gemma4_embeddings, make_gemma4
 from support.model_helpers import allocate, load
+from support.tower_checks import assert_close, check_device, same_on_all_threads
 from torch import Tensor
 from transformers import Gemma4AudioConfig, Gemma4Config
 
@@ -21,7 +22,6 @@ from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.weight_staging import StagedWeights
 from shmllm.models.weights import load_dummy_weights
-from shmllm.worker.cpu.tower_products import TowerProducts
 
 FRAMES = [1, 2, 3, 4, 5, 8, 16, 17, 99, 300]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -47,12 +47,6 @@ def make_sound(frames: int) -> dict[str, Tensor]:
 def embed(model: DecoderModel, sound: dict[str, Tensor]) -> Tensor:
     frames = int(sound["input_features_mask"].sum())
     return model.towers["audio"](sound["input_features"][0][:frames], (frames, 1, 1))
-
-
-def assert_close(ours: Tensor, reference: Tensor) -> None:
-    assert ours.shape == reference.shape
-    difference = float((ours - reference).abs().max() / reference.abs().max())
-    assert difference < 1e-5, f"relative difference {difference:.2e}"
 
 
 @pytest.fixture(scope="module")
@@ -95,31 +89,17 @@ def test_smaller_dtypes_are_near_to_float32(
 
 
 def test_the_number_of_threads_changes_no_bit(models: tuple[Any, DecoderModel]) -> None:
-    tower, sound = models[1].towers["audio"], make_sound(299)
-    plain, found = tower.products.multiply, []
-    before = torch.get_num_threads()
-    try:
-        for num_threads in (1, 2, 3):
-            torch.set_num_threads(num_threads)
-            tower.products.multiply = TowerProducts(num_threads)
-            found.append(embed(models[1], sound))
-    finally:
-        tower.products.multiply = plain
-        torch.set_num_threads(before)
-    assert all(torch.equal(found[0], each) for each in found)
+    sound = make_sound(299)
+    same_on_all_threads(models[1].towers["audio"], lambda: embed(models[1], sound))
 
 
 def test_everything_is_computed_on_the_device_of_the_weights(
     models: tuple[Any, DecoderModel],
 ) -> None:
-    def on_meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    model = create_model(models[1].config, torch.bfloat16, on_meta)
-    ours = model.towers["audio"](torch.zeros((30, 16), device="meta"), (30, 1, 1))
-    assert (ours.device.type, ours.shape) == ("meta", (8, 64))
+    inputs = torch.zeros(30, 16), (30, 1, 1)
+    tower = check_device(models[1].config, "audio", inputs, 8)
     with pytest.raises(ValueError, match=r"30 frames are \[30, 16\], not \[31, 16\]"):
-        model.towers["audio"](torch.zeros((31, 16), device="meta"), (30, 1, 1))
+        tower(torch.zeros((31, 16), device="meta"), (30, 1, 1))
 
 
 def test_names_of_modules_reach_every_weight(tmp_path: Path) -> None:

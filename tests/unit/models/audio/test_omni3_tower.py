@@ -10,12 +10,11 @@ import pytest
 import torch
 from support.audio_models import make_omni
 from support.model_helpers import load
+from support.tower_checks import assert_close, assert_near, check_device, same_on_all_threads
 from support.variants import slow
 from torch import Tensor
 
-from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
-from shmllm.worker.cpu.tower_products import TowerProducts
 
 FRAMES = [1, 7, 8, 9, 50, 99, 100, 101, 107, 108, 109, 200, 201, 215, 400, 433]
 """Of less than a chunk, of whole ones and with a rest; of one window of attention and of several.
@@ -46,12 +45,6 @@ def reference_embeddings(model: Any, features: Tensor) -> Tensor:
 @torch.inference_mode()
 def embed(model: DecoderModel, features: Tensor) -> Tensor:
     return model.towers["audio"](features, (len(features), 1, 1))
-
-
-def assert_close(ours: Tensor, reference: Tensor) -> None:
-    assert ours.shape == reference.shape
-    difference = float((ours - reference).abs().max() / reference.abs().max())
-    assert difference < 1e-5, f"relative difference {difference:.2e}"
 
 
 @pytest.fixture(scope="module")
@@ -86,16 +79,9 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("frames", [3, 99, 333])
 def test_the_number_of_threads_changes_no_bit(frames: int, models: tuple[Any, Any]) -> None:
     reference, model = models
-    tower, sound = model.towers["audio"], make_sound(frames)
-    plain, found = tower.products.multiply, []
-    try:
-        for num_threads in (1, 2, 3):
-            tower.products.multiply = TowerProducts(num_threads)
-            found.append(embed(model, sound))
-    finally:
-        tower.products.multiply = plain
-    assert all(torch.equal(found[0], each) for each in found)
-    assert_close(found[0], reference_embeddings(reference, sound))
+    sound = make_sound(frames)
+    found = same_on_all_threads(model.towers["audio"], lambda: embed(model, sound))
+    assert_close(found, reference_embeddings(reference, sound))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -106,19 +92,13 @@ def test_smaller_dtypes_are_near_to_float32(
     ours = embed(load(directory, dtype), sound)
     assert ours.dtype == dtype
     exact = reference_embeddings(models[0], sound)
-    error = float((ours.float() - exact).abs().max() / exact.abs().max())
-    assert 0 < error < 0.05, f"relative difference {error:.2e}"
+    assert_near(ours, exact)
 
 
 def test_everything_is_computed_on_the_device_of_the_weights(
     models: tuple[Any, DecoderModel],
 ) -> None:
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    model = create_model(models[1].config, torch.bfloat16, allocate)
-    ours = model.towers["audio"](torch.empty(130, 16, device="meta"), (130, 1, 1))
-    assert (ours.device.type, ours.shape) == ("meta", (17, 64))
+    check_device(models[1].config, "audio", (torch.zeros(130, 16), (130, 1, 1)), 17)
 
 
 @pytest.mark.parametrize("shape", [(42, 16), (40, 15)])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.audio_models import RATE, SECONDS, audio_inputs, make_audio_model
 from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
+from support.tower_checks import same_on_all_threads
 from support.variants import slow
 from torch import Tensor
 from transformers import VoxtralConfig
@@ -19,7 +20,6 @@ from shmllm.errors import EngineStartError
 from shmllm.models.audio.specs import AudioSpec, VoxtralTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.worker.cpu.tower_products import TowerProducts
 
 ARCHITECTURE = {"architectures": ["VoxtralForConditionalGeneration"]}
 MINI: dict[str, Any] = ARCHITECTURE | {
@@ -138,15 +138,8 @@ def test_logits_of_text_equal_transformers(tied: bool, tmp_path: Path) -> None:
 
 def test_the_number_of_threads_changes_no_bit(models: tuple[Any, DecoderModel]) -> None:
     _, model = models
-    tower, (part,) = model.towers["audio"], features_of(20_000)
-    plain, found = tower.products.multiply, []
-    try:
-        for num_threads in (1, 2, 3):
-            tower.products.multiply = TowerProducts(num_threads)
-            found.append(embed(model, part))
-    finally:
-        tower.products.multiply = plain
-    assert all(torch.equal(found[0], each) for each in found)
+    (part,) = features_of(20_000)
+    same_on_all_threads(model.towers["audio"], lambda: embed(model, part))
 
 
 def test_files_of_voxtral_are_read(tmp_path: Path) -> None:
