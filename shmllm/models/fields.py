@@ -137,6 +137,23 @@ class Fields:
             raise self.error(f"{name!r} must be an object, not {_shown(value)}")
         return value
 
+    def section(self, name: str, *model_types: str) -> Fields | None:
+        """Returns the fields of a nested object that describes a part of the model; None: the
+        object is absent or empty, and the model has no such part.
+
+        Args:
+            name: that of the object.
+            model_types: what its ``model_type`` may be; the first one if it is absent.
+        """
+        values = self.table(name)
+        if not values:
+            return None
+        part = Fields(values, f"{self.where}: {name}")
+        if (found := part.text("model_type", model_types[0])) not in model_types:
+            known = ", ".join(model_types)
+            raise part.error(f"model_type {found!r} is not supported; supported: {known}")
+        return part
+
     def under_names(self, names: Mapping[str, tuple[str, Any]]) -> Fields:
         """Returns the fields with some of them under other names.
 

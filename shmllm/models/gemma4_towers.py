@@ -72,11 +72,11 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
 def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
     """Returns what the model computes of sounds; None: it has no ``audio_config``, or the tokens of
     its images attend both ways, which those of sounds do not."""
-    values = fields.whole.table("audio_config")
-    if not values or fields.values.get("use_bidirectional_attention") is not None:
+    if fields.values.get("use_bidirectional_attention") is not None:
         return None
-    audio = Fields(values, f"{fields.whole.where}: audio_config")
-    check_choice(audio, "model_type", "gemma4_audio")
+    audio = fields.whole.section("audio_config", "gemma4_audio")
+    if audio is None:
+        return None
     masked: Any = audio.values.get("attention_invalid_logits_value", -1e9)
     if type(masked) not in (int, float) or not masked <= -1e4:
         raise audio.error(f"attention_invalid_logits_value must be below -10,000, not {masked!r}")

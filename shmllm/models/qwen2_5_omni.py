@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen2, qwen2_5_vl, qwen2_vl
-from shmllm.models.audio.fields import audio_fields, read_omni_encoder
+from shmllm.models.audio.fields import read_omni_encoder
 from shmllm.models.audio.specs import AudioSpec, Qwen2_5OmniAudioTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -68,7 +68,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
 
 def read_audio(fields: Fields, config: ModelConfig) -> AudioSpec | None:
     """Returns what the model computes of sounds; None: it has no ``audio_config``."""
-    audio = audio_fields(fields, "qwen2_5_omni_audio_encoder")
+    audio = fields.whole.section("audio_config", "qwen2_5_omni_audio_encoder")
     if audio is None:
         return None
     tower = read_omni_encoder(audio, Qwen2_5OmniAudioTower, config.hidden_size)

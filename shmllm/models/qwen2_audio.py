@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen2
-from shmllm.models.audio.fields import audio_fields, read_whisper
+from shmllm.models.audio.fields import read_whisper
 from shmllm.models.audio.specs import AudioSpec, WhisperTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -29,7 +29,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
     """Returns what the model computes of sounds; None: it has no ``audio_config``."""
-    audio = audio_fields(fields, "qwen2_audio_encoder")
+    audio = fields.whole.section("audio_config", "qwen2_audio_encoder")
     if audio is None:
         return None
     return AudioSpec(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen3
-from shmllm.models.audio.fields import audio_fields, read_convolved
+from shmllm.models.audio.fields import read_convolved
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -48,7 +48,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 def read_audio(fields: Fields, config: ModelConfig) -> AudioSpec | None:
     """Returns what the model computes of sounds; None: it has no ``audio_config``."""
-    audio = audio_fields(fields, *_TYPES)
+    audio = fields.whole.section("audio_config", *_TYPES)
     if audio is None:
         return None
     of_authors = audio.values.get("model_type") == _TYPES[1]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import qwen3_moe, qwen3_vl
-from shmllm.models.audio.fields import audio_fields, read_convolved
+from shmllm.models.audio.fields import read_convolved
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -61,7 +61,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
 
 def read_audio(fields: Fields, config: ModelConfig) -> AudioSpec | None:
     """Returns what the model computes of sounds; None: it has no ``audio_config``."""
-    audio = audio_fields(fields, "qwen3_omni_moe_audio_encoder")
+    audio = fields.whole.section("audio_config", "qwen3_omni_moe_audio_encoder")
     if audio is None:
         return None
     return AudioSpec(

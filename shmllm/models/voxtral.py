@@ -26,7 +26,6 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e8,
 }
-_TYPE = "voxtral_encoder"
 _NAMES = {
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
@@ -44,13 +43,12 @@ def configure(fields: Fields) -> ModelConfig:
 
 def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
     """Returns what the model computes of sounds; None: it has no ``audio_config``."""
-    values, whole = fields.whole.table("audio_config"), fields.whole
-    if not values:
+    whole = fields.whole
+    audio = whole.section("audio_config", "voxtral_encoder")
+    if audio is None:
         return None
-    renamed = {_NAMES.get(name, name): value for name, value in values.items()} | values
-    audio = Fields(renamed, f"{whole.where}: audio_config")
-    if (found := audio.text("model_type", _TYPE)) != _TYPE:
-        raise audio.error(f"model_type {found!r} is not supported; supported: {_TYPE}")
+    renamed = {_NAMES.get(name, name): value for name, value in audio.values.items()}
+    audio = audio.with_values(renamed | audio.values)
     tower = read_whisper(audio, VoxtralTower, num_layers=32, num_heads=20, inner=5120, num_mels=128)
     factor = tower.inner // tower.hidden_size
     if tower.inner != factor * tower.hidden_size or tower.num_positions % factor:

@@ -8,11 +8,10 @@ function call<|role_sep|>
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 
 from shmllm.frontend.replies.json_text import read_json
-from shmllm.frontend.replies.parser import Format, ToolParser, Tools, call_of, name_of, tag_of
+from shmllm.frontend.replies.parser import Format, ToolParser, Tools, call_of, call_tag
 from shmllm.outputs.reply import FunctionCall
 
 
@@ -32,14 +31,7 @@ class GigaChat3Parser(ToolParser):
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
-        tags = [
-            tag_of(
-                f'{cls.lead}{cls.begin}{{"name": {json.dumps(name_of(tool))}, "arguments": ',
-                tool,
-                "}",
-            )
-            for tool in tools
-        ]
+        tags = [call_tag(tool, f"{cls.lead}{cls.begin}") for tool in tools]
         return {"type": "or", "elements": tags}
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 from shmllm.frontend.replies.json_text import read_json
 from shmllm.frontend.replies.parser import (
     Format,
     ToolParser,
     Tools,
     call_of,
-    name_of,
+    call_tag,
     separated,
-    tag_of,
 )
 from shmllm.outputs.reply import FunctionCall
 
@@ -26,12 +23,5 @@ class HermesParser(ToolParser):
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
-        tags = [
-            tag_of(
-                f'{cls.begin}\n{{"name": {json.dumps(name_of(tool))}, "arguments": ',
-                tool,
-                f"}}\n{cls.end}",
-            )
-            for tool in tools
-        ]
+        tags = [call_tag(tool, f"{cls.begin}\n", f"\n{cls.end}") for tool in tools]
         return separated(tags, "\n", has_one)

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import json
-
 from shmllm.frontend.replies.bare import BareParser
 from shmllm.frontend.replies.json_text import DECODER
 from shmllm.frontend.replies.parser import (
     Format,
     Tools,
     call_of,
-    name_of,
+    call_tag,
     separated,
-    tag_of,
 )
 from shmllm.outputs.reply import FunctionCall
 
@@ -35,8 +32,5 @@ class Llama3Parser(BareParser):
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
-        tags = [
-            tag_of(f'{{"name": {json.dumps(name_of(tool))}, "parameters": ', tool, "}")
-            for tool in tools
-        ]
+        tags = [call_tag(tool, arguments="parameters") for tool in tools]
         return separated(tags, "; ", has_one)

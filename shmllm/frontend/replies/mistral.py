@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import ClassVar
 
@@ -16,10 +15,10 @@ from shmllm.frontend.replies.parser import (
     ToolParser,
     Tools,
     call_of,
+    call_tag,
     name_of,
     schema_of,
     separated,
-    tag_of,
 )
 from shmllm.outputs.reply import FunctionCall
 
@@ -41,11 +40,7 @@ class MistralParser(ToolParser):
 
     @classmethod
     def forced(cls, tools: Tools, has_one: bool) -> Format:
-        tags = [
-            tag_of(f'{{"name": {json.dumps(name_of(tool))}, "arguments": ', tool, "}")
-            for tool in tools
-        ]
-        calls = separated(tags, ", ", has_one)
+        calls = separated([call_tag(tool) for tool in tools], ", ", has_one)
         return {"type": "tag", "begin": f"{cls.begin}[", "content": calls, "end": "]"}
 
 

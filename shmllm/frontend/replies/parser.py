@@ -6,6 +6,7 @@ tokens, which are the marks of some formats. This module must not know models.
 
 from __future__ import annotations
 
+import json
 import secrets
 import string
 from abc import ABC, abstractmethod
@@ -270,6 +271,14 @@ def schema_of(tool: Mapping[str, Any]) -> Format:
 def tag_of(begin: str, tool: Mapping[str, Any], end: str) -> Format:
     """A tag around the arguments of a tool."""
     return {"type": "tag", "begin": begin, "content": schema_of(tool), "end": end}
+
+
+def call_tag(
+    tool: Mapping[str, Any], begin: str = "", end: str = "", arguments: str = "arguments"
+) -> Format:
+    """A tag around a call as a JSON object with a name and, under this key, arguments."""
+    name = json.dumps(name_of(tool))
+    return tag_of(f'{begin}{{"name": {name}, "{arguments}": ', tool, f"}}{end}")
 
 
 def name_of(tool: Mapping[str, Any]) -> str:

@@ -14,23 +14,6 @@ _POSITIONS = 13
 """Those of a chunk of a sound, which transformers' counts of embeddings assume."""
 
 
-def audio_fields(fields: Fields, *model_types: str) -> Fields | None:
-    """Returns the fields of the model's ``audio_config``; None: it has none, and hears nothing.
-
-    Args:
-        fields: what `configure` got.
-        model_types: what its ``model_type`` may be; the first one if it is absent.
-    """
-    values = fields.whole.table("audio_config")
-    if not values:
-        return None
-    audio = Fields(values, f"{fields.whole.where}: audio_config")
-    if (found := audio.text("model_type", model_types[0])) not in model_types:
-        known = ", ".join(model_types)
-        raise audio.error(f"model_type {found!r} is not supported; supported: {known}")
-    return audio
-
-
 def read_omni_encoder(audio: Fields, kind: type[Tower], hidden_size: int) -> Tower:
     """Returns the encoder of an omni model of Qwen, whose positions are sines.
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.audio.convolutions import convolve_plane
+from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import Gemma4AudioTower
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, RMSNorm, Tower
@@ -55,9 +56,8 @@ class Gemma4Audio(Tower):
             inputs: [frames, num_mels].
             grid: (frames, 1, 1).
         """
-        spec, expected = self._spec, (grid[0], self._spec.num_mels)
-        if inputs.shape != expected:
-            raise ValueError(f"{grid[0]} frames are {list(expected)}, not {list(inputs.shape)}")
+        spec, frames = self._spec, grid[0]
+        check_frames(inputs, frames, (frames, spec.num_mels))
         x = inputs.to(self.dtype)[None]
         for convolution in self._convolutions:
             x = convolution(x)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.audio.convolutions import KERNEL, convolve
+from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import Qwen2_5OmniAudioTower
 from shmllm.models.audio.whisper import ENCODER, EPS, WhisperLayer
 from shmllm.models.layers import Storage
@@ -48,9 +49,7 @@ class Qwen2_5OmniAudio(Tower):
             grid: (frames, 1, 1).
         """
         spec, frames = self._spec, grid[0]
-        if inputs.shape != (frames, spec.num_mels):
-            expected = [frames, spec.num_mels]
-            raise ValueError(f"{frames} frames are {expected}, not {list(inputs.shape)}")
+        check_frames(inputs, frames, (frames, spec.num_mels))
         size = 2 * spec.window
         chunks = inputs[: frames // size * size].unflatten(0, (-1, size))
         parts = [*chunks.split(spec.chunks_at_once), inputs[None, frames // size * size :]]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.audio.convolutions import KERNEL, convolve_plane
+from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.qwen2_5_omni import sinusoids
 from shmllm.models.audio.specs import Qwen3OmniAudioTower, num_convolved
 from shmllm.models.audio.whisper import ENCODER, EPS, PROJECTOR, WhisperLayer
@@ -54,9 +55,7 @@ class Qwen3OmniAudio(Tower):
             grid: (frames, 1, 1).
         """
         spec, frames = self._spec, grid[0]
-        if inputs.shape != (frames, spec.num_mels):
-            expected = [frames, spec.num_mels]
-            raise ValueError(f"{frames} frames are {expected}, not {list(inputs.shape)}")
+        check_frames(inputs, frames, (frames, spec.num_mels))
         size = spec.chunk if spec.fills else min(frames, spec.chunk)
         parts = inputs.split(size * spec.chunks_together)
         x = torch.cat([self._encode(part, size) for part in parts])

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.audio.convolutions import KERNEL, convolve
+from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
@@ -44,9 +45,7 @@ class WhisperEncoder(Tower):
             grid: (frames of the sound, 1, 1).
         """
         spec, frames = self._spec, grid[0]
-        expected = spec.num_inputs(frames), spec.num_mels
-        if inputs.shape != expected:
-            raise ValueError(f"{frames} frames are {list(expected)}, not {list(inputs.shape)}")
+        check_frames(inputs, frames, (spec.num_inputs(frames), spec.num_mels))
         count = num_positions(frames)
         x = F.gelu(convolve(self._first, inputs.to(self.dtype), stride=1))
         x = F.gelu(convolve(self._second, x, stride=2)[:count])

@@ -29,15 +29,9 @@ def vision_fields(fields: Fields, *model_types: str) -> Fields | None:
         fields: what `configure` got.
         model_types: what its ``model_type`` may be; the first one if it is absent.
     """
-    values = fields.whole.table("vision_config")
-    if not values:
-        return None
-    vision = Fields(values, f"{fields.whole.where}: vision_config")
-    found = vision.text("model_type", model_types[0])
-    if found not in model_types:
-        known = ", ".join(model_types)
-        raise vision.error(f"model_type {found!r} is not supported; supported: {known}")
-    _check_channels(vision)
+    vision = fields.whole.section("vision_config", *model_types)
+    if vision is not None:
+        _check_channels(vision)
     return vision
 
 
