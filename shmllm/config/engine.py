@@ -8,7 +8,7 @@ are plain.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -216,6 +216,14 @@ class EngineConfig(Section):
             self._check_division()
         if self.load.decode_kernel == "persistent":
             self._check_decoder()
+        if self.speculative.method == "eagle3":
+            self._refuse_with(
+                "the speculative method 'eagle3'",
+                {
+                    "model_impl='transformers'": self.load.model_impl == "transformers",
+                    "decode_kernel='persistent'": self.load.decode_kernel == "persistent",
+                },
+            )
         if self.shared_kv.num_bytes is not None:
             self._check_blocks_elsewhere("shared_kv_cache_bytes")
         if self.shared_kv.reads == "in_place" and self.copies_hits:
@@ -250,12 +258,7 @@ class EngineConfig(Section):
             self.parallel.option: self.parallel.num_processes > 1,
             f"cudagraph_mode {mode.name}": mode.name in ("PIECEWISE", "FULL"),
         }
-        for name, is_asked in impossible.items():
-            if is_asked:
-                raise EngineStartError(
-                    f"decode_kernel='persistent' is not possible with {name}: leave one of the two "
-                    "out"
-                )
+        self._refuse_with("decode_kernel='persistent'", impossible)
 
     def _check_blocks_elsewhere(self, option: str) -> None:
         """Raise EngineStartError if other options do not allow KV blocks outside of the engine."""
@@ -268,8 +271,14 @@ class EngineConfig(Section):
             "model_impl='transformers'": self.load.model_impl == "transformers",
             self.parallel.option: self.parallel.num_processes > num_ranks,
         }
-        for name, is_asked in impossible.items():
-            if is_asked:
+        self._refuse_with(option, impossible)
+
+    @staticmethod
+    def _refuse_with(option: str, others: Mapping[str, object]) -> None:
+        """Raise EngineStartError if an option is given beside one of others that exclude it, each
+        by its name with whether it is given."""
+        for name, is_given in others.items():
+            if is_given:
                 raise EngineStartError(
                     f"{option} is not possible with {name}: leave one of the two out"
                 )

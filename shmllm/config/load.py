@@ -46,6 +46,7 @@ class LoadConfig(Section):
         model_name: what people call the model, for display; "" if nobody said.
         further_layers: how many of the layers that a checkpoint may have behind the model's last
             one, each of which predicts one token further ahead, are loaded, too.
+        kept_levels: behind how many layers the residual stream is kept for a model that drafts.
     """
 
     directory: str
@@ -114,6 +115,7 @@ class LoadConfig(Section):
     )
     model_name: str = ""
     further_layers: int = 0
+    kept_levels: tuple[int, ...] = ()
     model_impl: ModelImpl = option(
         "auto",
         'Whose implementation runs the model: "shmllm" and "auto" take ours, "transformers" any '

@@ -8,16 +8,24 @@ from typing import Literal, get_args
 from shmllm.config.options import Flag, Free, Number, OneOf, Section, Whole, option
 from shmllm.errors import EngineStartError
 
-Method = Literal["ngram", "suffix", "draft_model", "mtp"]
+Method = Literal["ngram", "suffix", "draft_model", "mtp", "eagle3"]
 METHODS_WITHOUT_MODEL: tuple[Method, ...] = ("ngram", "suffix", "mtp")
 """The methods that need no other model than the engine's."""
+METHODS_OF_MODELS: tuple[Method, ...] = ("draft_model", "eagle3")
+"""The methods of other models, in directories of their own."""
 MOST_DRAFTING = 64
 """The largest number of requests for which tokens are drafted in a step: with more, steps are no
 longer bound by reading the weights."""
 MOST_DRAFTED = 32
 """The largest number of tokens that are drafted for a request at a time."""
 
-_DEFAULT_DRAFTED: dict[Method, int] = {"ngram": 8, "suffix": 16, "draft_model": 3, "mtp": 1}
+_DEFAULT_DRAFTED: dict[Method, int] = {
+    "ngram": 8,
+    "suffix": 16,
+    "draft_model": 3,
+    "mtp": 1,
+    "eagle3": 3,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +40,8 @@ class SpeculativeConfig(Section):
         None,
         'Who drafts: "ngram" finds what followed the last tokens before, "suffix" does so in the '
         'outputs of other requests, too, "draft_model" is a smaller model, "mtp" are layers of the '
-        "model itself that predict further tokens.",
+        'model itself that predict further tokens, "eagle3" is a layer in files of its own that '
+        "reads hidden states of the model.",
         OneOf(get_args(Method), optional=True),
     )
     num_speculative_tokens: int | None = option(

@@ -31,6 +31,8 @@ FLOAT32_BYTES = 4
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100_000_000
 """The limit of the safetensors library."""
+_DRAFTS = "an EAGLE-3 head, which drafts for another model"
+_AS_DRAFTER = "give that model, and this one as --draft or as speculative_config={'model': ...}"
 _DAMAGE = (
     OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError
 )  # fmt: skip
@@ -145,6 +147,21 @@ def check_model(
     found = contents_of(directory, ours=ours, overrides=overrides)
     if found.problem and (needs_weights or found.format != "pickle"):
         raise found.error
+
+
+def check_drafter(directory: Path) -> bool:
+    """Return whether a directory has an EAGLE-3 head, and not a whole model that drafts.
+
+    Raises:
+        EngineStartError: as `check_model`.
+    """
+    if (directory / IDENTITY).is_file():
+        return False
+    found = contents_of(directory)
+    is_head = found.problem == _DRAFTS
+    if found.problem and not is_head:
+        raise found.error
+    return is_head
 
 
 def record_of_model(
@@ -281,6 +298,7 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
 
     config_path = path / CONFIG
     architecture = method = ""
+    is_head = False
     try:
         config = read_config(path)
         names = config.get("architectures")
@@ -292,7 +310,8 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
                 return _quantized_contents(path, architecture, method)
         load_general_plugins()
         if ours:
-            ModelConfig.from_fields(read_fields(path, overrides), path)
+            model = ModelConfig.from_fields(read_fields(path, overrides), path)
+            is_head = model.eagle is not None
     except EngineStartError as error:
         return Contents(config_path, "safetensors", architecture, _without(config_path, error))
     has_weights = any(path.glob("*.safetensors"))
@@ -304,7 +323,8 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
             f"its weights are a pickle ({pickle.name}), which may run any code and is not read",
             "load it with transformers and save it again with save_pretrained()",
         )
-    return Contents(path, "safetensors", architecture, quantization=method)
+    problem, remedy = (_DRAFTS, _AS_DRAFTER) if is_head else ("", "")
+    return Contents(path, "safetensors", architecture, problem, remedy, method)
 
 
 def _method_of(quantization: Any) -> str:

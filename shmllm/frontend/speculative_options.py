@@ -8,8 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shmllm.config.speculative import METHODS_WITHOUT_MODEL, SpeculativeConfig
+from shmllm.config.speculative import METHODS_OF_MODELS, METHODS_WITHOUT_MODEL, SpeculativeConfig
 from shmllm.errors import EngineStartError, nearest
+from shmllm.frontend.model_catalog import check_drafter
 from shmllm.frontend.model_files import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -95,18 +96,25 @@ def read_speculative_config(config: Any) -> SpeculativeConfig:
     given = _known_keys(config)
     if not given:
         return SpeculativeConfig()
-    if "model" in given:
-        given.setdefault("method", "draft_model")
+    directory = _find_drafter(str(given["model"])) if "model" in given else None
+    is_head = directory is not None and check_drafter(directory)
+    if directory is not None:
+        given.setdefault("method", "eagle3" if is_head else "draft_model")
     method = given.get("method")
     if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's names for each family
         given["method"] = method = "mtp"
     if method is None:
         raise EngineStartError(f"{OPTION} needs a method, or a model that drafts")
-    if (method == "draft_model") != ("model" in given):
-        needs = "needs a model" if method == "draft_model" else "takes no model"
+    if (method in METHODS_OF_MODELS) != (directory is not None):
+        needs = "needs a model" if method in METHODS_OF_MODELS else "takes no model"
         raise EngineStartError(f"{OPTION}: method {method!r} {needs}")
-    if "model" in given:
-        given["model_directory"] = str(_find_drafter(str(given["model"])).absolute())
+    if directory is not None:
+        if is_head != (method == "eagle3"):
+            found = f"{'an' if is_head else 'no'} EAGLE-3 head"
+            raise EngineStartError(
+                f"{OPTION}: {directory} is {found}: leave out method {method!r}, or take another"
+            )
+        given["model_directory"] = str(directory.absolute())
     return SpeculativeConfig(**given)
 
 

@@ -62,7 +62,8 @@ class Attention(AttentionHeads):
         self._parts = tuple(sizes)
         lacks_some = spec.bias and not spec.key_bias
         has_all = spec.bias and not lacks_some
-        self.qkv_proj = Linear(config.hidden_size, [*sizes.values()], has_all, storage)
+        in_features = spec.input_width or config.hidden_size
+        self.qkv_proj = Linear(in_features, [*sizes.values()], has_all, storage)
         if lacks_some:  # the part of the keys, which no checkpoint has, stays 0
             self.qkv_proj.bias = storage.zeros(spec.in_width)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)

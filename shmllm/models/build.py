@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.eagle_model import EagleModel
 from shmllm.models.layers import Allocation, Storage
 from shmllm.models.registry import find_family
 
@@ -20,7 +21,8 @@ def build(config: ModelConfig, storage: Storage) -> DecoderModel:
     """Builds a model whose weights are not set."""
     family = find_family(config.architecture)
     names = "named_weights", "module_weights", "other_names"
-    return DecoderModel(config, storage, *(getattr(family, name, None) for name in names))
+    make = DecoderModel if config.eagle is None else EagleModel
+    return make(config, storage, *(getattr(family, name, None) for name in names))
 
 
 def without_memory(config: ModelConfig) -> tuple[DecoderModel, list[Allocation]]:

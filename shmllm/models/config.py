@@ -20,6 +20,7 @@ from shmllm.models.config_file import (
     read_fields,
     stored_dtype,
 )
+from shmllm.models.eagle_specs import EagleSpec
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.kv_sources import check_sources, sources_of
@@ -98,6 +99,9 @@ class ModelConfig:
         further_layers: the layers that a checkpoint may have behind those of the model, each of
             which predicts one token further ahead.
         num_further: how many of them are loaded.
+        eagle: what the model drafts from, if it reads hidden states of another one; None: it reads
+            tokens alone.
+        kept_levels: behind how many layers the residual stream is kept for such a model.
         skipped_prefixes: the prefixes of names of tensors that a checkpoint may have although the
             model lacks them.
         task_adapters: the adapters that its checkpoint has for tasks.
@@ -141,6 +145,8 @@ class ModelConfig:
     scales_layers: bool = False
     further_layers: tuple[LayerSpec, ...] = ()
     num_further: int = 0
+    eagle: EagleSpec | None = None
+    kept_levels: tuple[int, ...] = ()
     skipped_prefixes: tuple[str, ...] = ()
     task_adapters: TaskAdapters | None = None
     vision: VisionSpec | None = None
@@ -252,6 +258,11 @@ class ModelConfig:
     def own_tokens(self) -> range:
         """The tokens whose rows of the embedding table and of the LM head the shard has."""
         return self.shard.part_of(self.vocab_size)
+
+    @property
+    def num_logits(self) -> int:
+        """The number of a token's logits."""
+        return self.vocab_size if self.eagle is None else self.eagle.num_drafted
 
     @property
     def loaded_layers(self) -> tuple[LayerSpec, ...]:
@@ -375,20 +386,6 @@ class ModelConfig:
                 f"{len(self.further_layers)}"
             )
         return replace(self, num_further=count)
-
-    def for_length(self, max_length: int) -> ModelConfig:
-        """Returns the configuration for requests of at most `max_length` tokens: the angles of
-        longrope depend on it."""
-
-        def lengthened(mixer: MixerSpec) -> MixerSpec:
-            if not isinstance(mixer, AttentionSpec | LatentAttentionSpec):
-                return mixer
-            rope = mixer.rope
-            if rope is None or rope.type != "longrope":
-                return mixer
-            return replace(mixer, rope=replace(rope, max_length=max_length))
-
-        return self.with_mixers(lengthened)
 
     def with_mixers(self, change: Callable[[MixerSpec], MixerSpec]) -> ModelConfig:
         """Returns the configuration with other mixers, each in the place of one of its own."""

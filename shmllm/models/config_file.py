@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.eagle_heads import in_terms_of_vllm
 from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.formats.thinker import thinker_of
 from shmllm.models.fields import Fields, read_json_object
@@ -55,7 +56,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_whole(path: Path) -> dict[str, Any]:
-    values = read_json_object(path / "config.json")
+    where = path / "config.json"
+    values = in_terms_of_vllm(read_json_object(where), str(where))
     found, other = values.get("quantization_config"), path / OF_MODELOPT
     if not found and other.is_file():
         found = read_json_object(other).get("quantization")

@@ -126,10 +126,21 @@ class DecoderModel(Model):
         x: Tensor | None = None
         for index, layer in enumerate(self.layers):
             if stage.has(index):
-                x = layer(ops, x, residual)
+                x = layer(ops, self._keep(ops, x, residual, index), residual)
                 if index < self.config.num_levels:
                     ops.add_level(residual, index)
-        return self.finish(ops, x, residual)
+        return self.finish(ops, self._keep(ops, x, residual, self.config.num_layers), residual)
+
+    def _keep(self, ops: Ops, x: Tensor | None, residual: Tensor, level: int) -> Tensor | None:
+        """Keeps the residual stream if it is one of the levels that are kept. Returns what is still
+        to be added to it."""
+        places = [i for i, each in enumerate(self.config.kept_levels) if each == level]
+        if not places:
+            return x
+        ops.add_norm(x, residual, None, self.config.residual_scale)
+        for place in places:
+            ops.keep(residual, place)
+        return None
 
     def embed(self, ops: Ops) -> Tensor:
         """Computes what the first layer, or that of a stage, reads of one step's tokens."""

@@ -69,7 +69,9 @@ class DecoderLayer:
             self.input = LayerInput(config, layer, config.per_layer, storage)
         self.scale = storage.tensor(1) if config.scales_layers else None
 
-    def __call__(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor | None:
+    def __call__(
+        self, ops: Ops, x: Tensor | None, residual: Tensor, mixed: Tensor | None = None
+    ) -> Tensor | None:
         """Runs the layer.
 
         Args:
@@ -78,6 +80,7 @@ class DecoderLayer:
                 ``residual``; None in the first layer.
             residual: [tokens, hidden], the residual stream, changed in place; if there are several
                 streams, the layer reads and changes these.
+            mixed: [tokens, width], what the mixer reads; None: the stream, behind its norm.
 
         Returns:
             [tokens, hidden], which the next norm adds to ``residual``; None: nothing is left.
@@ -85,7 +88,7 @@ class DecoderLayer:
         if self.altup is not None:
             self._run_with_streams(ops, self.altup)
             return None
-        out = self._run(ops, x, residual)
+        out = self._run(ops, x, residual, mixed)
         if self.input is None and self.scale is None:
             return out
         ops.add_norm(out, residual, None, self._residual_scale)
@@ -109,13 +112,16 @@ class DecoderLayer:
         gated = ops.gate_layer_input(ops.linear(x, own.gate), own)
         return ops.norm(ops.linear(gated, own.projection), own.norm)
 
-    def _run(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor | None:
+    def _run(
+        self, ops: Ops, x: Tensor | None, residual: Tensor, mixed: Tensor | None = None
+    ) -> Tensor | None:
         if self.spec.norms.of_sums:
             self._run_with_norms_of_sums(ops, residual)
             return None
-        scale, normed = self._residual_scale, None
+        scale, normed = self._residual_scale, mixed
         if self.mixer is not None:
-            normed = ops.add_norm(x, residual, self._before_mixer, scale)
+            if normed is None:
+                normed = ops.add_norm(x, residual, self._before_mixer, scale)
             if self.laurel is not None:
                 add_laurel(ops, normed, residual, self.laurel)
             x, scale = self._mix(ops, normed, residual), self._mixed_scale

@@ -19,7 +19,7 @@ from shmllm.models.matrices import (
 )
 from shmllm.models.specs import NormSpec
 from shmllm.models.stored_matrix import Part, make_matrix
-from shmllm.models.weight_names import LM_HEAD
+from shmllm.models.weight_names import LM_HEAD, TABLE
 
 Allocator = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Returns a tensor of the given shape and dtype, whose contents are undefined."""
@@ -251,13 +251,16 @@ class TokenEmbedding:
         self.first_token, num_tokens = config.own_tokens.start, len(config.own_tokens)
         self.tied = config.tie_word_embeddings
         is_shared = self.tied and storage.quantization is None
-        of_table = storage.kept_if(stage.is_first or (is_shared and stage.is_last))
+        is_own = stage.is_first or (is_shared and stage.is_last)
+        has_table = config.eagle is None or config.eagle.has_table
+        of_table = storage.kept_if(has_table and is_own)
         of_head = storage.kept_if(stage.is_last).for_head()
         self.table = of_table.table(num_tokens, hidden_size)
         shared = self.table if is_shared else None
         self.head: Linear | None = None
         if config.lm_head:
-            self.head = Linear(hidden_size, [num_tokens], config.lm_head_bias, of_head, shared)
+            num_rows = num_tokens if config.eagle is None else config.num_logits
+            self.head = Linear(hidden_size, [num_rows], config.lm_head_bias, of_head, shared)
         of_first = storage.kept_if(stage.is_first)
         self.positions, self.token_types = (
             of_first.tensor(length, hidden_size) if length else None
@@ -280,13 +283,13 @@ class TokenEmbedding:
         A tied model has one name for table and head. In a quantized tied model that name has two
         destinations: the table, and the rounded copy that the LM head multiplies with.
         """
-        weights: NamedWeights = {"model.embed_tokens.weight": (self.table,)}
+        weights: NamedWeights = {TABLE: (self.table,)}
         if self.head is not None:
             weights |= self.head.named_weights("lm_head")
             if self.tied:
                 del weights[LM_HEAD]
         if self.copied_head is not None:
-            weights["model.embed_tokens.weight"] = (self.table, self.copied_head)
+            weights[TABLE] = (self.table, self.copied_head)
         if self.positions is not None:
             weights["model.embed_positions.weight"] = (self.positions,)
         if self.token_types is not None:

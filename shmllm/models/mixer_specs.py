@@ -123,6 +123,8 @@ class AttentionSpec:
         keys_are_values: whether a checkpoint has one projection for keys and values.
         source: the layer whose keys and values this one reads instead of its own, which it then has
             no projections for; None: it has its own.
+        input_width: the width of what queries, keys and values are projections of; None: that of a
+            hidden state.
     """
 
     num_heads: int
@@ -152,6 +154,7 @@ class AttentionSpec:
     value_norm: bool = False
     keys_are_values: bool = False
     source: int | None = None
+    input_width: int | None = None
 
     state_bytes = 0
 

@@ -31,6 +31,9 @@ class LinearOps(Protocol):
 class LogitsOps(LinearOps, Protocol):
     """The operations from hidden states to logits, for any number of rows."""
 
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Normalises rows in place; see `Ops.add_norm`. Returns ``x``."""
+
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
         """Multiplies ``x`` by the scale, in place, and, if there is a cap, replaces each product by
         ``cap * tanh(product / cap)``. Returns ``x``."""
@@ -123,6 +126,17 @@ class Ops(LinearOps, Protocol):
         Returns:
             [tokens, hidden].
         """
+
+    def given(self) -> Tensor:
+        """Returns the hidden states that a model reads which drafts for another one, [tokens,
+        hidden]; may be overwritten. See `EagleSpec`."""
+
+    def beside(self, first: Tensor, second: Tensor) -> Tensor:
+        """Returns [tokens, 2 * width]: the rows of two [tokens, width], side by side."""
+
+    def keep(self, residual: Tensor, place: int) -> None:
+        """Copies the residual stream [tokens, hidden] for a model that drafts, as the part of its
+        rows with index ``place``; see `ModelConfig.kept_levels`."""
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """Normalises rows, in place, or elsewhere if they have more columns than the norm.

@@ -28,6 +28,8 @@ ARCHITECTURES: dict[str, str] = {
     "Cohere2MoeForCausalLM": "cohere2_moe",
     "Cohere2VisionForConditionalGeneration": "cohere2_vision",
     "CohereForCausalLM": "cohere",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3Qwen3ForCausalLM": "eagle3",
     "ElectraModel": "electra",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",

@@ -22,7 +22,7 @@ from shmllm.sigbus import bus_guard
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _LONGEST_FILE_NAME = 255
-_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64")
 _libc = ctypes.CDLL(None)
 
 

@@ -13,6 +13,9 @@ from shmllm.formats import thinker
 LM_HEAD = "lm_head.weight"
 """The name of an LM head that does not share the embedding table."""
 
+TABLE = "model.embed_tokens.weight"
+"""The default name of the embedding table."""
+
 RENAMED_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",

@@ -32,7 +32,7 @@ from shmllm.models.safetensors_file import (
     find_safetensors,
 )
 from shmllm.models.sentence_files import read_sentence_files
-from shmllm.models.weight_names import LM_HEAD, model_name
+from shmllm.models.weight_names import LM_HEAD, TABLE, model_name
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes loaded so far and the total number of bytes."""
@@ -93,17 +93,35 @@ def has_own_head(directory: Path, config: ModelConfig) -> bool:
     has_head = config.lm_head or config.classes_are_tokens
     if not (config.tie_word_embeddings and has_head):
         return False
-    files: dict[str, tuple[CheckpointFile, str]] = {}
-    for file in _checkpoint_files(Path(directory)):
-        with file:
-            known = ((model_name(stored, tied=False), stored) for stored in file.shapes())
-            files |= {name: (file, stored) for name, stored in known if name is not None}
+    files = _files_by_name(directory)
     if LM_HEAD not in files:
         return False
     model, _ = without_memory(config)
     weights, table = model.named_weights(), model.embedding.table
     found = files.get(next(name for name, (view, *_) in weights.items() if view is table))
     return found is not None and not _are_equal(files[LM_HEAD], found)
+
+
+def has_table(directory: Path) -> bool:
+    """Returns whether a checkpoint has a table of embeddings under the default name.
+
+    Args:
+        directory: see `load_weights`.
+
+    Raises:
+        EngineStartError: a file is missing or damaged.
+    """
+    return TABLE in _files_by_name(directory)
+
+
+def _files_by_name(directory: Path) -> dict[str, tuple[CheckpointFile, str]]:
+    """Returns the file of each tensor of a checkpoint, and its name there, by the default name."""
+    files: dict[str, tuple[CheckpointFile, str]] = {}
+    for file in _checkpoint_files(Path(directory)):
+        with file:
+            known = ((model_name(stored, tied=False), stored) for stored in file.shapes())
+            files |= {name: (file, stored) for name, stored in known if name is not None}
+    return files
 
 
 def _are_equal(one: tuple[CheckpointFile, str], other: tuple[CheckpointFile, str]) -> bool:

@@ -44,6 +44,9 @@ def read_widths(config: ModelConfig) -> tuple[int, ...]:
     widths.update(*(attention.read_widths for attention in config.latent_attentions))
     widths |= set() if config.per_layer is None else {config.per_layer.width}
     widths |= {2 * config.hidden_size} if config.num_further else set()
+    widths |= {each.input_width for each in config.attentions if each.input_width is not None}
+    if (eagle := config.eagle) is not None:
+        widths.add(eagle.num_levels * eagle.source_width)
     widths |= _laurel_ranks(config) | _latent_widths(config)
     return _ordered(widths)
 

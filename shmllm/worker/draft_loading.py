@@ -10,6 +10,8 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.load import DTypeName, LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.eagle_model import EagleModel
 from shmllm.worker.arena import Contents
 from shmllm.worker.loading import Check, LoadedModel, load_model, model_config
 from shmllm.worker.memory import MemoryPool
@@ -62,6 +64,15 @@ def load_draft(
         )
     if any(loaded.config.layer_state_bytes):
         raise EngineStartError(f"the draft model {directory} has recurrent states: take another")
+    if isinstance(loaded.model, EagleModel):
+        assert isinstance(target.model, DecoderModel), "the options refuse it for others"
+        eagle = loaded.config.eagle
+        if target.config.shard.size > 1 and eagle is not None and not eagle.has_table:
+            raise EngineStartError(
+                f"the EAGLE-3 head {directory} has no embeddings of its own, and of the model's "
+                "each rank has a part: leave tensor_parallel_size out"
+            )
+        loaded.model.read_tokens_of(target.model.embedding)
     return loaded
 
 
@@ -79,6 +90,7 @@ def _options(config: EngineConfig, target: LoadedModel) -> LoadConfig | None:
         activation_dtype="auto" if activations in ("int16", "int8") else activations,
         max_model_len=None,
         further_layers=0,
+        kept_levels=(),
         model_impl="auto",
         decode_kernel="auto",
         language_model_only=True,  # it drafts for text

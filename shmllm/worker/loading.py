@@ -21,15 +21,21 @@ from shmllm.config.items import ItemInfo
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.config_file import read_fields
 from shmllm.models.create import allocate_model, create_model, stored_parts
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.lengths import for_length
 from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.tokenizer_end import with_end_of_tokenizer
-from shmllm.models.weights import has_own_head, load_dummy_weights, load_weights, stored_kinds
+from shmllm.models.weights import (
+    has_own_head,
+    has_table,
+    load_dummy_weights,
+    load_weights,
+    stored_kinds,
+)
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
 from shmllm.worker.pooling_info import pooling_info
@@ -111,51 +117,6 @@ def _has_own_head(directory: Path, model: ModelConfig, load: LoadConfig) -> bool
     return not (load.overrides or {}).get(_TIED) and has_own_head(directory, model)
 
 
-def fit_to_model(config: EngineConfig) -> EngineConfig:
-    """Return the configuration that a model's attention allows: if tokens attend to those behind
-    them, a prompt is one step, and its keys and values are of no use to others.
-
-    Raises:
-        EngineStartError: the options ask for the keys and values to be used by others.
-    """
-    load, directory = config.load, Path(config.load.directory)
-    if load.model_impl == "transformers":
-        return config
-    fields = read_fields(directory, load.overrides)
-    found = ModelConfig.from_fields(fields, directory)
-    if not found.both_ways:
-        return _fit_to_images(config, found)
-    options = {
-        "shared_kv_cache_bytes": config.shared_kv.num_bytes,
-        "kv_connector": config.plugins.kv_connector,
-    }
-    model = read_config(directory, _use_of(load))
-    for name, is_asked in options.items():
-        if is_asked:
-            raise EngineStartError(
-                f"{name} is not possible with {model.architecture}, whose tokens attend both ways: "
-                "leave it out"
-            )
-    tokens = max(config.scheduler.max_num_batched_tokens, configured_length(load, model))
-    return replace(
-        config,
-        scheduler=replace(
-            config.scheduler, max_num_batched_tokens=tokens, long_prefill_token_threshold=0
-        ),
-        cache=replace(config.cache, enable_prefix_caching=False),
-    )
-
-
-def _fit_to_images(config: EngineConfig, model: ModelConfig) -> EngineConfig:
-    """Return the configuration whose steps have room for all tokens of an image, if these attend to
-    each other."""
-    scheduler, vision = config.scheduler, model.vision
-    if vision is None or not vision.both_ways:
-        return config
-    tokens = max(scheduler.max_num_batched_tokens, vision.tile_embeddings)
-    return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=tokens))
-
-
 def load_model(
     load: LoadConfig,
     pool: MemoryPool,
@@ -192,6 +153,9 @@ def load_model(
             f"{source} has {_OWN_HEAD}, although its config.json says {_TIED}: it is used, as by "
             f"transformers; {_TIED}=false says so, and true, as one of hf_overrides, ties them"
         )
+    if source is not None and config.eagle is not None:
+        has_own = has_table(source)
+        config = replace(config, eagle=replace(config.eagle, has_table=has_own))
     max_model_len = configured_length(load, config)
     if divide is not None:
         config = divide(config)
@@ -222,12 +186,13 @@ def model_config(load: LoadConfig) -> ModelConfig:
     Raises:
         EngineStartError: it cannot be read, or does not suit the options.
     """
-    config = read_config(Path(load.directory), _use_of(load))
+    config = read_config(Path(load.directory), use_of(load))
     config = with_end_of_tokenizer(config, Path(load.tokenizer_directory or load.directory))
-    return config.for_length(configured_length(load, config)).with_further(load.further_layers)
+    config = for_length(config, configured_length(load, config))
+    return replace(config.with_further(load.further_layers), kept_levels=tuple(load.kept_levels))
 
 
-def _use_of(load: LoadConfig) -> ModelUse:
+def use_of(load: LoadConfig) -> ModelUse:
     return ModelUse(runner=load.runner, convert=load.convert, overrides=load.overrides)
 
 
@@ -315,7 +280,7 @@ def make_info(
         role=config.shared_kv.role,
         shared_kv_cache_bytes=config.shared_kv.num_bytes or 0,
         items=item_info(config, model, size.max_model_len),
-        pooling=pooling_info(model, Path(config.load.directory), _use_of(config.load)),
+        pooling=pooling_info(model, Path(config.load.directory), use_of(config.load)),
         warnings=(*filter(None, (loaded.warning, size.warning)), *warnings),
     )
 

@@ -20,9 +20,10 @@ from shmllm.plugins.connectors import load_connector_class
 from shmllm.plugins.entry_points import load_general_plugins, search_also
 from shmllm.shared_kv.disk_folder import check_directory
 from shmllm.worker import transcription
+from shmllm.worker.fit_to_model import fit_to_model
 from shmllm.worker.load_processors import load_processor_classes
 from shmllm.worker.loaded_runner import LoadedRunner
-from shmllm.worker.loading import Progress, fit_to_model
+from shmllm.worker.loading import Progress
 
 
 def make_runner(

@@ -32,8 +32,8 @@ from shmllm.models.layers import Linear, Norm, Storage
 from shmllm.models.specs import NormSpec
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
+from shmllm.worker.fit_to_model import fit_to_model
 from shmllm.worker.gpu.heads import GpuHead, make_head
-from shmllm.worker.loading import fit_to_model
 
 NONE, PIECEWISE, FULL = CudaGraphMode.NONE, CudaGraphMode.PIECEWISE, CudaGraphMode.FULL
 SIZES = {

@@ -8,41 +8,16 @@ from typing import Any
 import pytest
 from support.cpu_kernels import NEEDS_INT8
 from support.determinism import ask, make_requests
+from support.drafting import OPTIONS, drafting, record_drafts
 from support.further_layers import make, reference_further_logits, save_both
 from support.model_helpers import reference_model, save
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError, SamplingParams
-from shmllm.core.plan import StepPlan
 
-OPTIONS: dict[str, Any] = {
-    "dtype": "float32",
-    "num_threads": 2,
-    "kv_cache_memory_bytes": 2**24,
-    "skip_tokenizer_init": True,
-    "multiprocess": False,
-}
 VOCAB_SIZE = 97
 LONG = {"max_position_embeddings": 1024}
 PROMPT = [5, 9, 11, 5, 9, 13, 40, 41, 5]
-
-
-def drafting(**config: Any) -> dict[str, Any]:
-    return OPTIONS | {"speculative_config": {"adaptive": False, **config}}
-
-
-def record_drafts(llm: LLM) -> list[tuple[int, list[int]]]:
-    """Returns a list that gets, for each draft of row 0, its position and its tokens."""
-    drafter = llm._client._core.runner._drafter  # type: ignore[attr-defined]
-    draft, found = drafter.draft, []
-
-    def recorded(plan: StepPlan) -> None:
-        draft(plan)
-        for column, tokens in plan.drafts.items():
-            found.append((plan.starts[column] + plan.counts[column] - len(tokens), list(tokens)))
-
-    drafter.draft = recorded
-    return found
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", slow("glm4_moe")])

@@ -205,21 +205,20 @@ def _copy(source, width, target):
 
 
 @compiled
-def _join(operands, piece, thread, num_threads):
-    first, second, out, width = (
+def _place(operands, piece, thread, num_threads):
+    source, out, width, stride = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
-        _copy(first + row * width * 4, width, out + 2 * row * width * 4)
-        _copy(second + row * width * 4, width, out + (2 * row + 1) * width * 4)
+        _copy(source + row * width * 4, width, out + row * stride)
 
 
-JOIN = Kernel(count_pieces, _join)
-"""``out[row] = [first[row], second[row]]``.
+PLACE = Kernel(count_pieces, _place)
+"""``out[row] = source[row]``, where the rows of ``out`` are parts of wider ones.
 
-Operands: address of the number of rows; first [rows, width]; second, likewise; out [rows, 2 *
-width]; width.
+Operands: address of the number of rows; source [rows, width]; address of out's first element;
+width; the distance of out's rows, in bytes.
 """
 
 

@@ -58,8 +58,10 @@ class CpuBuffers:
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
         scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
-        joined: [max_tokens, 2 * hidden], what the projection of a further layer reads; None: there
-            is none.
+        joined: [max_tokens, 2 * hidden], what the projection of a further layer reads, or the
+            attention of a model that drafts, else empty.
+        given: [max_tokens, hidden], the hidden states that such a model reads, else empty.
+        kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         gated: [max_tokens, width], such inputs of one layer times their gates, or None.
@@ -111,7 +113,7 @@ class CpuBuffers:
             for rope, half in halves.items()
         }
         self.sampled = buffer(max_samples, hidden)
-        self.embeds, vocab = self.hidden, config.vocab_size
+        self.embeds, vocab = self.hidden, config.num_logits
         num_levels = config.num_levels
         self.levels: Tensor | None = None
         if self._group.shard.size > 1:
@@ -133,9 +135,10 @@ class CpuBuffers:
             for width in {each.query_rank for each in config.latent_attentions}
             if width is not None
         }
-        self.joined: Tensor | None = None
-        if config.num_further:
-            self.joined = buffer(max_tokens, 2 * hidden)
+        reads_both = config.num_further or config.eagle is not None
+        self.joined = buffer(max_tokens if reads_both else 0, 2 * hidden)
+        self.given = buffer(max_tokens if config.eagle is not None else 0, hidden)
+        self.kept = allocate((max_tokens, len(config.kept_levels), hidden), torch.float32)
         self.per_layer: Tensor | None = None
         self.gated: Tensor | None = None
         if config.per_layer is not None:

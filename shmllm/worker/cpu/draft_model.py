@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from shmllm.config.engine import EngineConfig
+from shmllm.models.eagle_model import EagleModel
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.make_program import Program, make_program
+from shmllm.worker.cpu.eagle import CpuEagleProgram
+from shmllm.worker.cpu.make_program import Program, arithmetic_of, make_program
+from shmllm.worker.cpu.multi_token_prediction import CpuFurtherSteps
+from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.draft_model import DraftModel
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import Workspace
+from shmllm.worker.multi_token_prediction import MultiTokenPrediction
+from shmllm.worker.step_drafter import StepDrafter
 
 
 class CpuDraftSteps:
@@ -48,7 +54,8 @@ def make_draft_model(
     batch: InputBatch,
     sampler: CpuSampler,
     num_threads: int,
-) -> tuple[DraftModel, Workspace]:
+    large: Program,
+) -> tuple[StepDrafter, Workspace]:
     """Make the drafter of a loaded draft model.
 
     Args:
@@ -58,12 +65,20 @@ def make_draft_model(
         first: the index of the model's first layer in the groups of the cache.
         batch, sampler: those of the large model.
         num_threads: the number of threads that compute.
+        large: the forward pass of the large model.
 
     Returns:
         The drafter, and the buffers of its steps.
     """
     view = cache.of_draft(draft.config, first)
     program = make_program(config, draft, view, batch, num_threads)
+    if isinstance(draft.model, EagleModel):
+        assert isinstance(program, CpuProgram), "it is one of ours"
+        assert isinstance(large, CpuProgram), "the options refuse it for others"
+        common = draft.model, program, large.buffers.kept, num_threads
+        eagle = CpuEagleProgram(*common, *arithmetic_of(draft))
+        further = CpuFurtherSteps(eagle, batch, sampler)
+        return MultiTokenPrediction(further, batch), program.buffers
     steps = CpuDraftSteps(program, batch, sampler)
     layer = view.layers[0]
     max_tokens = config.scheduler.max_num_batched_tokens

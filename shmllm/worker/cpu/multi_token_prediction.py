@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class CpuFurtherProgram:
         group: Group,
     ) -> None:
         config, inputs, buffers = model.config, program.inputs, program.buffers
-        self.model_program = program
+        self._model_program = program
         self._group = group
         max_tokens, hidden = len(inputs.token_ids), config.hidden_size
         self._kernels = KernelProgram(num_threads)
@@ -65,59 +66,91 @@ class CpuFurtherProgram:
             meetings.copy(inputs.address_of("num_tokens"), self._before, self._own)
         self._after = model.further[0](self._ops, self._own, model.embedding)
 
-    def run(self, inputs: StepInputs, hidden: Tensor) -> Tensor:
-        """Compute a step on all ranks.
+    @property
+    def width(self) -> int:
+        """See `StatesProgram`."""
+        return self._before.shape[1]
 
-        Args:
-            inputs: the inputs of the step, for T tokens.
-            hidden: [T or more, hidden] float32, the hidden states that are joined with embeddings.
-
-        Returns:
-            [T, hidden], which the next step overwrites.
-        """
+    def follow(self, inputs: StepInputs, hidden: Tensor) -> Tensor:
+        """Compute a step on all ranks; see `StatesProgram`."""
         num_tokens = len(inputs.token_ids)
-        self.model_program.inputs.fill(inputs)
+        self._model_program.inputs.fill(inputs)
         self._before[:num_tokens] = hidden[:num_tokens]
         with played_by_all(self._group, Kind.FURTHER, self._meetings):
             self.play()
         return self._after[:num_tokens]
+
+    def advance(self, inputs: StepInputs, states: Tensor) -> Tensor:
+        """See `StatesProgram`."""
+        return self.follow(inputs, states)
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        """See `StatesProgram`."""
+        return self._model_program.compute_logits(states)
 
     def play(self) -> None:
         """Compute this process's part of a step that its group has begun."""
         self._kernels.replay()
 
 
+class StatesProgram(Protocol):
+    """The forward pass of what predicts tokens from hidden states.
+
+    Attributes:
+        width: the width of a hidden state.
+    """
+
+    @property
+    def width(self) -> int: ...
+
+    def follow(self, inputs: StepInputs, hidden: Tensor) -> Tensor:
+        """Compute a step whose tokens follow those of the model's last step.
+
+        Args:
+            inputs: the inputs of the step, for T tokens.
+            hidden: [T or more, hidden] float32, what the model's final norm returned for its own.
+
+        Returns:
+            [T, width], which the next step overwrites.
+        """
+        ...
+
+    def advance(self, inputs: StepInputs, states: Tensor) -> Tensor:
+        """Compute a step from results, [T, width], of the steps before. Returns as `follow`."""
+        ...
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        """Compute the logits, [rows, vocab] float32, of results, [rows, width]."""
+        ...
+
+
 class CpuFurtherSteps:
     """See `FurtherSteps`.
 
     Args:
-        program: the forward pass of the layer.
+        program: the forward pass.
         batch: the batch, which gets the sampled tokens at once.
         sampler: samples with the parameters in the batch.
-        hidden_size: the width of a hidden state.
     """
 
-    def __init__(
-        self, program: CpuFurtherProgram, batch: InputBatch, sampler: CpuSampler, hidden_size: int
-    ) -> None:
+    def __init__(self, program: StatesProgram, batch: InputBatch, sampler: CpuSampler) -> None:
         self._program = program
         self._batch = batch
         self._sampler = sampler
-        self._kept = torch.zeros(batch.block_tables.shape[1], hidden_size)
+        self._kept = torch.zeros(batch.block_tables.shape[1], program.width)
 
     def follow(
         self, inputs: StepInputs, hidden: Tensor, rows: LongArray, chosen: LongArray
     ) -> None:
-        after = self._program.run(inputs, hidden)
+        after = self._program.follow(inputs, hidden)
         self._kept[torch.from_numpy(rows)] = after[torch.from_numpy(chosen)]
 
     def advance(self, inputs: StepInputs) -> None:
         rows = torch.from_numpy(inputs.rows)
-        self._kept[rows] = self._program.run(inputs, self._kept[rows])
+        self._kept[rows] = self._program.advance(inputs, self._kept[rows])
 
     def sample(self, rows: LongArray, positions: LongArray) -> None:
-        hidden = self._kept[torch.from_numpy(rows)]
-        logits = self._program.model_program.compute_logits(hidden)
+        logits = self._program.compute_logits(self._kept[torch.from_numpy(rows)])
         self._batch.token_ids[rows, positions] = self._sampler.choose(logits, rows, positions)
 
     def finish(self) -> None:

@@ -52,7 +52,7 @@ from shmllm_kernels.cpu.rows import (
     EMBED,
     EMBED_PACKED,
     GATHER,
-    JOIN,
+    PLACE,
     SCALE_AND_CAP,
 )
 from shmllm_kernels.cpu.sparse_activation import ACTIVATE_SPARSE
@@ -113,6 +113,10 @@ class CpuLogitsOps:
         if self._meetings.are_needed:
             self._meetings.gather()
         return self._logits
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        record_norm(self._kernels, self._num_rows, None, x, norm, x)
+        return x
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
         if not self._meetings.has_rest:
@@ -232,13 +236,25 @@ class CpuOps:
     def join(
         self, embeds: Tensor, hidden: Tensor, norms: tuple[Norm, Norm], projection: Linear
     ) -> Tensor:
-        joined = self._buffers.joined
-        assert joined is not None, "the configuration has further layers"
-        parts = self.norm(embeds, norms[0]), self.norm(hidden, norms[1])
-        addresses = [tensor.data_ptr() for tensor in (*parts, joined)]
-        self._record("join", JOIN, *addresses, embeds.shape[1])
+        joined = self.beside(self.norm(embeds, norms[0]), self.norm(hidden, norms[1]))
         self._products.record(self._num_tokens, joined, projection, embeds)
         return embeds
+
+    def given(self) -> Tensor:
+        return self._buffers.given
+
+    def beside(self, first: Tensor, second: Tensor) -> Tensor:
+        joined, width = self._buffers.joined, first.shape[1]
+        self._place(first, joined[:, :width])
+        self._place(second, joined[:, width:])
+        return joined
+
+    def keep(self, residual: Tensor, place: int) -> None:
+        self._place(residual, self._buffers.kept[:, place])
+
+    def _place(self, source: Tensor, out: Tensor) -> None:
+        operands = source.data_ptr(), out.data_ptr(), source.shape[1], 4 * out.stride(0)
+        self._record("place", PLACE, *operands)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         out, width = x, len(norm.weight)

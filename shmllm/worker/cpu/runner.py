@@ -200,14 +200,14 @@ class CpuRunner(LoadedRunner):
         part, loaded, num_threads = self._part, self._part.loaded, self._ranks.num_threads
         drafter: StepDrafter | None = None
         if part.draft is not None:
-            first = len(loaded.config.layer_kv)
+            first, common = len(loaded.config.layer_kv), (self._batch, self._sampler, num_threads)
             drafter, buffers = make_draft_model(
-                config, part.draft, part.cache, first, self._batch, self._sampler, num_threads
+                config, part.draft, part.cache, first, *common, part.program
             )
             workspaces.append(buffers)
         elif part.further is not None:
-            sizes = self._batch, self._sampler, loaded.config.hidden_size
-            drafter = MultiTokenPrediction(CpuFurtherSteps(part.further, *sizes), self._batch)
+            further = CpuFurtherSteps(part.further, self._batch, self._sampler)
+            drafter = MultiTokenPrediction(further, self._batch)
         return drafter
 
     def _not_deterministic(self, config: EngineConfig) -> list[str]:

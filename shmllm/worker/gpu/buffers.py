@@ -81,8 +81,10 @@ class GpuBuffers:
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
         logits: [max_samples, vocab]; [max_samples, 0] if the model has no LM head.
         experts: the buffers of each mixture of experts.
-        joined: [max_tokens, 2 * hidden], what the projection of a further layer reads; None: there
-            is none.
+        joined: [max_tokens, 2 * hidden], what the projection of a further layer reads, or the
+            attention of a model that drafts, else empty.
+        given: [max_tokens, hidden], the hidden states that such a model reads, else empty.
+        kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
@@ -164,15 +166,16 @@ class GpuBuffers:
         }
         self.sampled, self.logits = (
             buffer(max_samples, hidden),
-            buffer(max_samples, config.vocab_size if config.lm_head else 0),
+            buffer(max_samples, config.num_logits if config.lm_head else 0),
         )
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)
             for spec in config.mixtures
         }
-        self.joined: Tensor | None = None
-        if config.num_further:
-            self.joined = buffer(max_tokens, 2 * hidden)
+        reads_both = config.num_further or config.eagle is not None
+        self.joined = buffer(max_tokens if reads_both else 0, 2 * hidden)
+        self.given = buffer(max_tokens if config.eagle is not None else 0, hidden)
+        self.kept = allocate((max_tokens, len(config.kept_levels), hidden), self._dtype)
         self.per_layer: Tensor | None = None
         if config.per_layer is not None:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)

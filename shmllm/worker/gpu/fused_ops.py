@@ -258,6 +258,15 @@ class FusedOps:
     def join(self, embeds: Any, hidden: Any, norms: tuple[Norm, Norm], projection: Linear) -> Any:
         return self._ops.join(self.value(embeds), self.value(hidden), norms, projection)
 
+    def given(self) -> Tensor:
+        return self._ops.given()
+
+    def beside(self, first: Any, second: Any) -> Tensor:
+        return self._ops.beside(self.value(first), self.value(second))
+
+    def keep(self, residual: Any, place: int) -> None:
+        self._ops.keep(self.value(residual), place)
+
     def norm(self, x: Any, norm: Norm) -> Any:
         if isinstance(x, Product | Experts) and norm.spec.kind == "rms":
             return NormedProduct(x, norm)

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shmllm.models.layers import Linear
+from shmllm.models.layers import Linear, Norm
 from shmllm.worker.gpu.group import NoMeetings
+from shmllm_kernels.gpu.norm import rms_norm
 
 
 class Products(Protocol):
@@ -41,6 +42,11 @@ class GpuLogitsOps:
         self._products.linear(self._meetings.logits(self._logits), x, linear)
         self._meetings.gather(self._logits)
         return self._logits
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        assert norm.spec.kind == "rms", "no model here has another one behind its layers"
+        rms_norm(x, x, norm.weight, norm.spec.eps, norm.spec.offset)
+        return x
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
         if not self._meetings.has_rest:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shmllm.models.altup import AltUpLayer
 from shmllm.models.attention import AttentionHeads
-from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
@@ -175,17 +175,16 @@ class GpuOps:
             learned.append(LearnedRows(embedding.positions[embedding.first_position :], positions))
         if embedding.token_types is not None:
             learned.append(LearnedRows(embedding.token_types, step.token_types[0, :num_tokens]))
-        last_tokens = self._inputs.last_tokens
+        own = learned if meetings.has_rest else ()
         rows, scale = rows_of(embedding.table), embedding.scale
-        embed(
-            part, rows, token_ids, last_tokens, scale, learned if meetings.has_rest else (), share
-        )
+        embed(part, rows, token_ids, self._inputs.last_tokens, scale, own, share)
         if meetings.are_needed:
             meetings.sum_parts(out)
         for rope, frequencies in self._frequencies.items():
-            tables, of_pairs = self._angles(rope, num_tokens), self._axes.get(rope)
-            of_rope = positions if of_pairs is None else step.rope_positions[:, :num_tokens]
-            rope_tables(*tables, of_rope, frequencies, attention_factor(rope), of_pairs)
+            cos, sin = (table[:num_tokens] for table in self._buffers.angles[rope])
+            of_pairs = self._axes.get(rope)
+            of_rope = step.rope_positions[:, :num_tokens] if of_pairs is not None else positions
+            rope_tables(cos, sin, of_rope, frequencies, attention_factor(rope), of_pairs)
         return out
 
     def receive(self) -> Tensor:
@@ -236,12 +235,18 @@ class GpuOps:
     def join(
         self, embeds: Tensor, hidden: Tensor, norms: tuple[Norm, Norm], projection: Linear
     ) -> Tensor:
-        joined = self._buffers.joined
-        assert joined is not None, "the configuration has further layers"
-        parts = self.norm(embeds, norms[0]), self.norm(hidden, norms[1])
-        torch.cat(parts, 1, out=joined[: len(embeds)])
-        self.products.linear(embeds, joined[: len(embeds)], projection)
+        joined = self.beside(self.norm(embeds, norms[0]), self.norm(hidden, norms[1]))
+        self.products.linear(embeds, joined, projection)
         return embeds
+
+    def given(self) -> Tensor:
+        return self._buffers.given[: self._descriptor.num_tokens]
+
+    def beside(self, first: Tensor, second: Tensor) -> Tensor:
+        return torch.cat((first, second), 1, out=self._buffers.joined[: len(first)])
+
+    def keep(self, residual: Tensor, place: int) -> None:
+        self._buffers.kept[: len(residual), place].copy_(residual)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         out, spec, width = x, norm.spec, len(norm.weight)
@@ -394,7 +399,3 @@ class GpuOps:
         out = self._buffers.sampled[:num_samples]
         gather_rows(out, hidden, self._inputs.step.sample_tokens[:num_samples])
         return out
-
-    def _angles(self, rope: RopeConfig, num_tokens: int) -> tuple[Tensor, Tensor]:
-        cos, sin = self._buffers.angles[rope]
-        return cos[:num_tokens], sin[:num_tokens]

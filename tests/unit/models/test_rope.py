@@ -20,6 +20,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbe
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.lengths import for_length
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.models.rope_config import RopeConfig, needs_axes
 from shmllm_kernels.cpu import KernelProgram, word_of_float
@@ -207,9 +208,9 @@ def test_each_layer_has_the_tables_of_its_own_rotation(tmp_path: Path) -> None:
 def test_only_longrope_depends_on_the_length_of_requests(tmp_path: Path) -> None:
     config = ModelConfig.from_directory(save(reference_model("llama"), tmp_path))
     (rope,) = config.ropes
-    assert config.for_length(100) == config
+    assert for_length(config, 100) == config
     long = replace(rope, type="longrope", max_length=4096)
-    found = with_ropes(config, rope, long, rope).for_length(100)
+    found = for_length(with_ropes(config, rope, long, rope), 100)
     assert found == with_ropes(config, rope, replace(long, max_length=100), rope)
 
 

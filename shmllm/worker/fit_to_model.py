@@ -1,0 +1,86 @@
+"""What a model's attention, its images and a head that drafts for it ask of an engine's other
+options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from shmllm.config.engine import EngineConfig
+from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import read_fields
+from shmllm.models.pooled import read_config
+from shmllm.worker.loading import configured_length, use_of
+
+
+def fit_to_model(config: EngineConfig) -> EngineConfig:
+    """Return the configuration that a model's attention allows: if tokens attend to those behind
+    them, a prompt is one step, and its keys and values are of no use to others.
+
+    Raises:
+        EngineStartError: the options ask for the keys and values to be used by others.
+    """
+    load, directory = config.load, Path(config.load.directory)
+    if load.model_impl == "transformers":
+        return config
+    fields = read_fields(directory, load.overrides)
+    found = ModelConfig.from_fields(fields, directory)
+    if not found.both_ways:
+        return _fit_to_images(_fit_to_head(config, found), found)
+    options = {
+        "shared_kv_cache_bytes": config.shared_kv.num_bytes,
+        "kv_connector": config.plugins.kv_connector,
+    }
+    model = read_config(directory, use_of(load))
+    for name, is_asked in options.items():
+        if is_asked:
+            raise EngineStartError(
+                f"{name} is not possible with {model.architecture}, whose tokens attend both ways: "
+                "leave it out"
+            )
+    tokens = max(config.scheduler.max_num_batched_tokens, configured_length(load, model))
+    return replace(
+        config,
+        scheduler=replace(
+            config.scheduler, max_num_batched_tokens=tokens, long_prefill_token_threshold=0
+        ),
+        cache=replace(config.cache, enable_prefix_caching=False),
+    )
+
+
+def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """Return the configuration that keeps the hidden states that an EAGLE-3 head reads."""
+    if config.speculative.method != "eagle3":
+        return config
+    directory = Path(config.speculative.model_directory)
+    head = ModelConfig.from_directory(directory)
+    assert head.eagle is not None, "front ends know"
+    sizes = head.eagle.source_width, model.hidden_size
+    if sizes[0] != sizes[1]:
+        raise EngineStartError(
+            f"the EAGLE-3 head {directory} reads hidden states of {sizes[0]:,} numbers, and the "
+            f"model's have {sizes[1]:,}: it belongs to another model"
+        )
+    if model.altup is not None:
+        raise EngineStartError(
+            f"method 'eagle3' is not possible for {model.architecture}, which has several residual "
+            "streams"
+        )
+    levels = head.eagle.levels_of(model.num_layers)
+    if not all(0 <= level <= model.num_layers for level in levels):
+        raise EngineStartError(
+            f"the EAGLE-3 head {directory} reads the hidden states behind {[*levels]} layers, and "
+            f"the model has {model.num_layers}: it belongs to another model"
+        )
+    return replace(config, load=replace(config.load, kept_levels=levels))
+
+
+def _fit_to_images(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """Return the configuration whose steps have room for all tokens of an image, if these attend to
+    each other."""
+    scheduler, vision = config.scheduler, model.vision
+    if vision is None or not vision.both_ways:
+        return config
+    tokens = max(scheduler.max_num_batched_tokens, vision.tile_embeddings)
+    return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=tokens))

@@ -1,0 +1,112 @@
+"""EAGLE-3 heads: what they draft is what their formulas say, and no output changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.determinism import ask, make_requests
+from support.drafting import OPTIONS, drafting, record_drafts
+from support.eagle_heads import EagleHead
+from support.model_helpers import reference_model, save
+from support.variants import slow
+
+from shmllm import LLM, EngineStartError, SamplingParams
+
+PROMPT = [5, 9, 11, 5, 9, 13, 40, 41, 5]
+LONG: dict[str, Any] = {"max_position_embeddings": 1024, "num_hidden_layers": 6}
+NEAR = 1e-4
+"""Drafts whose logits are so close are not compared."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "own levels": {"levels": (1, 4), "has_table": False},
+    "norms": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    "layers": {"num_layers": 2, "hidden_size": 64, "target_hidden_size": 48},
+    "whole vocabulary": {"num_drafted": 97},
+}
+
+
+def model_and_head(tmp_path: Path, form: str = "safe_ai_lab", **options: Any) -> tuple[Any, ...]:
+    reference = reference_model("qwen3", **LONG)
+    head = EagleHead(reference, **options)
+    return (
+        reference,
+        head,
+        str(save(reference, tmp_path / "model")),
+        str(head.save(tmp_path / "head", form)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "kind"),
+    [
+        ("plain", "safe_ai_lab", "llama"),
+        ("own levels", "speculators", "qwen3"),
+        slow("norms", "speculators", "llama"),
+        slow("layers", "safe_ai_lab", "qwen3"),
+        slow("whole vocabulary", "safe_ai_lab", "llama"),
+    ],
+)
+def test_a_head_drafts_what_its_formulas_say(
+    name: str, form: str, kind: str, tmp_path: Path
+) -> None:
+    options = {"norm_before_residual": False} | VARIANTS[name]
+    reference, head, model, directory = model_and_head(tmp_path, form, kind=kind, **options)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompt = {"prompt_token_ids": PROMPT}
+    with LLM(model, **OPTIONS) as llm:
+        expected = list(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids)
+    with LLM(model, **drafting(model=directory), max_num_batched_tokens=4) as llm:
+        assert llm.facts.speculative_method == "eagle3"
+        found = record_drafts(llm)
+        outputs = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+        assert list(outputs) == expected
+    tokens, compared = PROMPT + expected, 0
+    for position, drafts in found:
+        wanted, margin = head.drafts(reference, tokens[:position], len(drafts))
+        if margin > NEAR:
+            assert drafts == wanted, f"at {position}"
+            compared += len(drafts)
+    assert compared > 15
+
+
+def test_outputs_do_not_change_with_a_head(tmp_path: Path) -> None:
+    _, _, model, directory = model_and_head(tmp_path)
+    requests = make_requests(97, 24, seed=3)
+    with LLM(model, **OPTIONS) as llm:
+        expected = ask(llm, requests)
+    for count in (1, 4):
+        options = drafting(model=directory, num_speculative_tokens=count)
+        with LLM(model, **options, max_num_batched_tokens=64) as llm:
+            assert ask(llm, requests) == expected
+            assert llm._client._core.scheduler.stats.draft_tokens > 100  # type: ignore[attr-defined]
+            llm.sleep(level=2)
+            llm.wake_up(["weights"])
+            llm.collective_rpc("reload_weights")
+            llm.wake_up()
+            assert ask(llm, requests) == expected
+    options |= {"num_gpu_blocks_override": 140, "max_model_len": 720}
+    with LLM(model, **options) as llm:
+        assert ask(llm, requests) == expected
+        assert llm.get_metrics()["preemptions"] > 0
+
+
+def test_heads_that_cannot_draft_are_refused(tmp_path: Path) -> None:
+    _, _, model, directory = model_and_head(tmp_path, levels=(1, 9))
+    with pytest.raises(EngineStartError, match=r"behind \[1, 9\] layers, and the model has 6"):
+        LLM(model, **drafting(model=directory))
+    with pytest.raises(EngineStartError, match="an EAGLE-3 head, which drafts for another model"):
+        LLM(directory, **OPTIONS)
+    with pytest.raises(
+        EngineStartError, match="is an EAGLE-3 head: leave out method 'draft_model'"
+    ):
+        LLM(model, **drafting(model=directory, method="draft_model"))
+    with pytest.raises(EngineStartError, match="is no EAGLE-3 head: leave out method 'eagle3'"):
+        LLM(model, **drafting(model=model, method="eagle3"))
+    with pytest.raises(EngineStartError, match="eagle3' is not possible with model_impl"):
+        LLM(model, **drafting(model=directory), model_impl="transformers")
+    wide = reference_model("qwen3", hidden_size=64)
+    other = str(save(wide, tmp_path / "wide"))
+    with pytest.raises(EngineStartError, match="hidden states of 48 numbers, and the model's"):
+        LLM(other, **drafting(model=directory))
