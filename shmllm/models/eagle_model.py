@@ -50,6 +50,7 @@ class EagleModel(DecoderModel):
         self.offsets: Tensor | None = None
         if spec.num_drafted < config.vocab_size:
             self.offsets = storage.allocate((spec.num_drafted,), torch.int64)
+            self._own_ids = storage.constant(torch.arange(spec.num_drafted))
 
     def read_tokens_of(self, embedding: TokenEmbedding) -> None:
         """Takes the table of embeddings of the other model if the checkpoint has none."""
@@ -105,9 +106,8 @@ class EagleModel(DecoderModel):
         those of ids that cannot be drafted are minus infinity."""
         if self.offsets is None:
             return logits
-        own = torch.arange(len(self.offsets), device=self.offsets.device)
         every = logits.new_full((len(logits), self.config.vocab_size), -torch.inf)
-        return every.index_copy_(1, own + self.offsets, logits)
+        return every.index_copy_(1, self._own_ids + self.offsets, logits)
 
     def _default_weights(self) -> NamedWeights:
         weights = super()._default_weights() | self.projection.named_weights("fc")

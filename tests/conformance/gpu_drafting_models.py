@@ -26,6 +26,7 @@ from conformance.gpu_drafts import (
 from conformance.gpu_engine import PROMPTS, SCALE, SHAPE, Engine
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
+from support.eagle_heads import EagleHead
 from support.further_layers import make, save_both
 from support.model_helpers import reference_model, save
 from support.variants import slow
@@ -34,6 +35,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.speculative import SpeculativeConfig
 from shmllm.core.plan import StepPlan
 from shmllm.wire.messages import Method
+from shmllm.worker.fit_to_model import fit_to_model
 from shmllm.worker.gpu.device import Device
 
 FOUND_BY_SAMPLING = ["greedy", "drawn", "filtered"]
@@ -41,6 +43,8 @@ FOUND_BY_SAMPLING = ["greedy", "drawn", "filtered"]
 SOME = ["greedy", "drawn with penalties", "filtered", "few tokens, repeated", "drawn by a grammar"]
 ALL = list(REQUESTS)
 DRAFTED = 3
+HEAD = "head"
+"""The directory of an EAGLE-3 head, below that of its model."""
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +298,16 @@ class DraftModelConformance:
 
 
 class FurtherLayerConformance:
+    """Of a layer behind the model in the fixture `further`."""
+
+    def with_drafts(self, config: EngineConfig, count: int = 1) -> EngineConfig:
+        """The configuration of an engine that drafts so many tokens."""
+        return with_further(config, count)
+
+    def make_model(self, directory: Path, scale: float) -> Path:
+        """A model of the same shape with larger weights."""
+        return save_both(*make("deepseek_v3", scale=scale), directory)
+
     @pytest.mark.parametrize(
         ("mode", "count", "budget"),
         [
@@ -308,7 +322,7 @@ class FurtherLayerConformance:
         self, further: Path, gpu_device: Device, mode: str, count: int, budget: int
     ) -> None:
         """With an empty prefix cache, and with hits."""
-        config = with_further(latent_config(further, mode, budget=budget), count)
+        config = self.with_drafts(latent_config(further, mode, budget=budget), count)
         ours, other = (Engine(config, each) for each in (gpu_device, None))
         found = [record_drafts(engine) for engine in (ours, other)]
         for engine in (ours, other):
@@ -338,7 +352,7 @@ class FurtherLayerConformance:
         names = [each for each in names if "grammar" not in each]  # it has no tokenizer
         config = latent_config(further, mode)
         plain = Engine(without_drafts(config), gpu_device)
-        ours = Engine(with_further(config, count), gpu_device)
+        ours = Engine(self.with_drafts(config, count), gpu_device)
         for engine in (plain, ours):
             run_all(engine, names)
         assert num_drafted(ours)[0] > 40
@@ -349,7 +363,7 @@ class FurtherLayerConformance:
         """The layer runs behind each step, so that steps do not overlap."""
         config = latent_config(further, "NONE", budget=1)
         plain = Engine(without_drafts(config), gpu_device)
-        ours = Engine(with_further(config), gpu_device)
+        ours = Engine(self.with_drafts(config), gpu_device)
         assert plain.runner.max_in_flight == 2
         assert ours.runner.max_in_flight == 1
         for engine in (plain, ours):
@@ -364,7 +378,7 @@ class FurtherLayerConformance:
         names = ["greedy", "drawn with penalties", "drawn", "filtered"]
         config = latent_config(further, "NONE")
         plain = Engine(without_drafts(config), gpu_device)
-        ours = Engine(with_further(replace_blocks(config, 6), 2), gpu_device)
+        ours = Engine(self.with_drafts(replace_blocks(config, 6), 2), gpu_device)
         for engine in (plain, ours):
             run_all(engine, names)
         assert ours.core.scheduler.stats.preemptions > 0
@@ -375,8 +389,8 @@ class FurtherLayerConformance:
     def test_it_sleeps_and_is_updated_with_the_model(
         self, further: Path, gpu_device: Device, tmp_path: Path, level: int
     ) -> None:
-        changed = save_both(*make("deepseek_v3", scale=1.5), tmp_path)
-        config = with_further(latent_config(further, "FULL_DECODE_ONLY"), 2)
+        changed = self.make_model(tmp_path, 1.5)
+        config = self.with_drafts(latent_config(further, "FULL_DECODE_ONLY"), 2)
         ours = Engine(config, gpu_device)
         first = greedy_drafts(ours)
         sleep_and_reload(ours, level)
@@ -385,6 +399,37 @@ class FurtherLayerConformance:
         load = replace(config.load, directory=str(changed))
         wanted = greedy_drafts(Engine(replace(config, load=load), None))
         assert greedy_drafts(ours) == wanted != first
+
+
+class EagleConformance(FurtherLayerConformance):
+    """Of an EAGLE-3 head, by the same tests."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def further(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A model, with a head in a directory below it."""
+        target = eagle_target()
+        directory = save(target, tmp_path_factory.mktemp("llama"))
+        head = EagleHead(target, levels=(1, 2), has_table=False, norm_before_residual=True)
+        head.save(directory / HEAD, "speculators")
+        return directory
+
+    def with_drafts(self, config: EngineConfig, count: int = 1) -> EngineConfig:
+        return with_head(config, Path(config.load.directory) / HEAD, count)
+
+    def make_model(self, directory: Path, scale: float) -> Path:
+        return save(eagle_target(scale), directory)
+
+
+def eagle_target(scale: float = 1.0) -> Any:
+    """A model of two layers."""
+    return reference_model("llama", scale, **SHAPE | {"num_hidden_layers": 2})
+
+
+def with_head(config: EngineConfig, head: Path, count: int = DRAFTED) -> EngineConfig:
+    """The configuration of an engine for which an EAGLE-3 head drafts."""
+    options = {"adaptive": False, "model": head.name, "model_directory": str(head)}
+    return fit_to_model(replace(config, speculative=SpeculativeConfig("eagle3", count, **options)))
 
 
 def greedy_drafts(engine: Engine) -> tuple[dict[int, list[int]], dict[tuple[int, int], list[int]]]:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from support.determinism import said
+from support.eagle_heads import EagleHead
 from support.further_layers import make, save_both
+from support.model_helpers import reference_model, save
 from support.reference_models import make_model
 from support.variants import slow
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, EngineStartError, SamplingParams
 from shmllm.params.sampling import StructuredOutputsParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -134,6 +136,30 @@ def test_a_layer_behind_drafts_for_all_ranks(family: str, tmp_path: Path) -> Non
             drafted.append((stats_of(llm).draft_tokens, stats_of(llm).accepted_tokens))
     assert drafted[0] == drafted[1]
     assert drafted[0][1] > 0
+
+
+@pytest.mark.slow
+def test_a_head_drafts_for_all_ranks(tmp_path: Path) -> None:
+    """It belongs to rank 0, where the hidden states are those of one process."""
+    shape = {"num_hidden_layers": 6, "max_position_embeddings": 256}
+    reference = reference_model("llama", **shape, num_key_value_heads=2, num_attention_heads=6)
+    model = str(save(reference, tmp_path / "model"))
+    head = str(EagleHead(reference).save(tmp_path / "head"))
+    borrows = str(EagleHead(reference, has_table=False).save(tmp_path / "without a table"))
+    prompts = [{"prompt_token_ids": [7, 8, 9 + number] * (3 + 4 * number)} for number in range(8)]
+    params = [params_of(number, ignore_eos=True) for number in range(8)]
+    options = {"skip_tokenizer_init": True, "dtype": "float32"}
+    with LLM(model, **RANKS, **options) as llm:
+        expected = ask(llm, prompts, params)
+    drafting = {"speculative_config": {"model": head} | DRAFTING, "max_num_batched_tokens": 16}
+    with LLM(model, **RANKS, **options, **drafting) as llm:
+        assert [ask(llm, prompts, params) for _ in range(2)] == [expected, expected]
+        assert stats_of(llm).draft_tokens > 100
+    with pytest.raises(EngineStartError, match="no embeddings of its own, and of the model's"):
+        LLM(model, **RANKS, **options, speculative_config={"model": borrows})
+    stages = RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    with pytest.raises(EngineStartError, match="method 'eagle3' is not possible with pipeline"):
+        LLM(model, **stages, **options, speculative_config={"model": head})
 
 
 @pytest.mark.parametrize("temperature", [slow(0.0), 1.0])

@@ -1,9 +1,10 @@
-"""The layer of a checkpoint that predicts a further token, on a GPU."""
+"""What predicts tokens from hidden states, on a GPU: the layer of a checkpoint that does so."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
+from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arena import Arena
 from shmllm.worker.arrays import LongArray
@@ -27,35 +29,111 @@ from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.logits_ops import GpuLogitsOps
 from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
+from shmllm.worker.gpu.products import GpuProducts
 from shmllm.worker.gpu.step_messages import Act, StepMessage, logits_message
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction
 
 
-@dataclass(frozen=True, slots=True)
-class FurtherResources:
-    """See `DraftResources`. The layer has the buffers of the model's steps, and runs between them.
+class StatesForward(Protocol):
+    """What computes further states from hidden states, once there are inputs.
 
     Attributes:
+        config: the configuration of the model that it belongs to.
+        hidden: [max_tokens, hidden], where it reads hidden states, and leaves its results.
+        has_packed: whether a matrix is packed.
+    """
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def hidden(self) -> Tensor: ...
+
+    @property
+    def has_packed(self) -> bool: ...
+
+    def take(self, num_tokens: int, products: GpuProducts) -> None:
+        """Bring the states of the large model's last step, of so many tokens, to `hidden`."""
+
+    def launch(self, ops: GpuOps, num_tokens: int) -> None:
+        """Launch the forward pass of the step that the operations have begun."""
+
+    def logits(self, states: Tensor, logits: Tensor, ops: GpuOps) -> Tensor:
+        """Compute the logits, [n, vocab], of results, [n, hidden], which may be overwritten.
+
+        Args:
+            states: the results.
+            logits: [n, columns of `GpuBuffers.logits`], memory that may be used.
+            ops: the operations.
+        """
+
+    def warm_up(self, ops: GpuOps, states: Tensor, logits: Tensor) -> None:
+        """Launch what no step of the large model has launched, with memory for the results and the
+        logits of as many rows as can be."""
+
+
+class LayerForward:
+    """See `StatesForward`: the layer behind a model's last one, which has the buffers of the
+    model's steps. These leave their hidden states in ``buffers.normed``.
+
+    Args:
         model: the model, with one of its further layers.
-        inputs: the inputs of a step.
-        step_buffers: the activations and logits of a step.
-        dispatcher: chooses the graphs of the layer.
-        kept: [rows, hidden], the hidden state that each row keeps.
-        device: the device.
+        buffers: the activations and logits of its steps.
         meetings: the meetings of the ranks of a group.
     """
 
-    model: DecoderModel
+    def __init__(self, model: DecoderModel, buffers: GpuBuffers, meetings: NoMeetings) -> None:
+        self._model = model
+        self._meetings = meetings
+        self.config = model.config
+        self.hidden = buffers.normed
+        self.has_packed = model.has_packed
+
+    def take(self, num_tokens: int, products: GpuProducts) -> None:
+        """Do nothing: they are there."""
+
+    def launch(self, ops: GpuOps, num_tokens: int) -> None:
+        hidden = self.hidden[:num_tokens]
+        after = self._model.further[0](ops, hidden, self._model.embedding)
+        assert after.data_ptr() == hidden.data_ptr(), "the last norm writes there"
+
+    def logits(self, states: Tensor, logits: Tensor, ops: GpuOps) -> Tensor:
+        return self._model.logits(GpuLogitsOps(logits, ops.products, self._meetings), states)
+
+    def warm_up(self, ops: GpuOps, states: Tensor, logits: Tensor) -> None:
+        """Do nothing: the model's steps have the same product."""
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherResources:
+    """See `DraftResources`. The steps run between those of the model.
+
+    Attributes:
+        forward: what computes them.
+        inputs: the inputs of a step.
+        step_buffers: the activations and logits of a step.
+        dispatcher: chooses the graphs of the steps.
+        kept: [rows, hidden], the hidden state that each row keeps.
+        device: the device.
+        meetings: the meetings of the ranks of a group.
+        first: the index of the first of the layers in the groups of the cache; None: they are
+            layers of the model.
+        buffers: see `DraftResources`.
+    """
+
+    forward: StatesForward
     inputs: GpuInputs
     step_buffers: GpuBuffers
     dispatcher: DraftDispatcher
     kept: Tensor
     device: Device
     meetings: NoMeetings
+    first: int | None = None
+    buffers: Sequence[Arena] = ()
 
     @classmethod
-    def allocate(
+    def of_layer(
         cls,
         config: EngineConfig,
         model: DecoderModel,
@@ -64,7 +142,7 @@ class FurtherResources:
         device: Device,
         meetings: NoMeetings,
     ) -> FurtherResources:
-        """Make the objects for the largest step.
+        """Make the objects of the layer behind a model's last one for the largest step.
 
         Args:
             config: the engine's configuration.
@@ -72,16 +150,9 @@ class FurtherResources:
             inputs, buffers, meetings: those of its steps.
             device: the device.
         """
-        rows = config.scheduler.max_num_seqs
-        size = rows, model.config.hidden_size
-        kept = torch.zeros(size, dtype=model.dtype, device=device.torch_device)
-        most = max_verified(config.speculative.most_drafted)
-        dispatcher = DraftDispatcher(config, rows, config.max_drafts, most)
-        return cls(model, inputs, buffers, dispatcher, kept, device, meetings)
-
-    @property
-    def buffers(self) -> Sequence[Arena]:
-        return ()
+        kept, dispatcher = kept_states(config, model, device), further_dispatcher(config)
+        forward = LayerForward(model, buffers, meetings)
+        return cls(forward, inputs, buffers, dispatcher, kept, device, meetings)
 
     @property
     def num_captured(self) -> int:
@@ -90,36 +161,47 @@ class FurtherResources:
     def run_largest(self, cache: GpuKVCache) -> None:
         tokens = len(self.step_buffers.hidden)
         largest = BatchDescriptor(tokens, min(self.step_buffers.max_requests, tokens), False)
-        FurtherLayerProgram(self, cache).run_idle(largest)
+        program = FurtherProgram(self, cache)
+        program.run_idle(largest)
+        program.warm_up_logits()
 
-    def make_program(self, cache: GpuKVCache) -> FurtherLayerProgram:
-        return FurtherLayerProgram(self, cache)
+    def make_program(self, cache: GpuKVCache) -> FurtherProgram:
+        return FurtherProgram(self, cache)
 
 
-class FurtherLayerProgram:
-    """The forward pass of the layer, and its captured graphs; see `DraftProgram`. It reads the
-    hidden states of tokens in ``buffers.normed``, where the model's steps leave theirs, and writes
-    its results there. All ranks of a group keep the same hidden states.
+def kept_states(config: EngineConfig, model: DecoderModel, device: Device) -> Tensor:
+    """Return the memory of the hidden states that rows keep, [rows, hidden]."""
+    size = config.scheduler.max_num_seqs, model.config.hidden_size
+    return torch.zeros(size, dtype=model.dtype, device=device.torch_device)
+
+
+def further_dispatcher(config: EngineConfig) -> DraftDispatcher:
+    """Return what chooses graphs of steps behind those of the large model, of the same sizes."""
+    most = max_verified(config.speculative.most_drafted)
+    return DraftDispatcher(config, config.scheduler.max_num_seqs, config.max_drafts, most)
+
+
+class FurtherProgram:
+    """The forward pass of what predicts tokens from hidden states, and its captured graphs; see
+    `DraftProgram`. All ranks of a group keep the same hidden states.
 
     Args:
         resources: the objects that compute its steps.
-        cache: the KV cache, which has keys and values of the layer, too.
-
-    Attributes:
-        hidden: [max_tokens, hidden], ``buffers.normed``.
+        cache: the KV cache, which has its keys and values, too.
     """
 
     def __init__(self, resources: FurtherResources, cache: GpuKVCache) -> None:
-        self._model = resources.model
+        self._steps = resources.forward
         self._inputs = resources.inputs
         self._buffers = resources.step_buffers
-        self.hidden = self._buffers.normed
         self._device = resources.device
         self._dispatcher = resources.dispatcher.graphs
         self._kept = resources.kept
         self._meetings = meetings = resources.meetings
         self._transfers = Transfers(resources.device)
-        common = self._model.config, cache, self._inputs, self._buffers
+        config, first = self._steps.config, resources.first
+        view = cache if first is None else cache.of_draft(config, first)
+        common = config, view, self._inputs, self._buffers
         self._ops = GpuOps(*common, resources.device.torch_device, meetings=meetings)
         self._graphs: dict[BatchDescriptor, PiecewiseGraph] = {}
 
@@ -136,7 +218,7 @@ class FurtherLayerProgram:
             self._graphs[descriptor].replay()
             return
         self._ops.begin(descriptor, max_query_len)
-        self._forward(descriptor)
+        self._steps.launch(self._ops, descriptor.num_tokens)
 
     def run_idle(self, descriptor: BatchDescriptor) -> None:
         """Launch a step of padding."""
@@ -150,24 +232,25 @@ class FurtherLayerProgram:
         max_query_len: int,
         kept: LongArray,
     ) -> None:
-        """Run the layer for the tokens of the model's last step.
+        """Run for the tokens of the model's last step.
 
         Args:
             mode, descriptor, max_query_len: see `run`.
             kept: (2, n) int64, the rows that keep a result, and the tokens that have it.
         """
+        self._steps.take(descriptor.num_tokens, self._ops.products)
         self.run(mode, descriptor, max_query_len)
         if not kept.shape[1]:
             return
         rows, chosen = self._transfers.send(*kept)
         results = self._buffers.sampled[: len(rows)]
-        torch.index_select(self._buffers.normed, 0, chosen, out=results)
+        torch.index_select(self._steps.hidden, 0, chosen, out=results)
         self._kept.index_copy_(0, rows, results)
 
     def advance(self, mode: CudaGraphMode, descriptor: BatchDescriptor, num_rows: int) -> None:
-        """Run the layer for a token of each row of the step, from the hidden state that it keeps,
-        which becomes the result."""
-        rows, hidden = self._inputs.step.rows[:num_rows], self._buffers.normed[:num_rows]
+        """Run for a token of each row of the step, from the hidden state that it keeps, which
+        becomes the result."""
+        rows, hidden = self._inputs.step.rows[:num_rows], self._steps.hidden[:num_rows]
         torch.index_select(self._kept, 0, rows, out=hidden)
         self.run(mode, descriptor, 1)
         self._kept.index_copy_(0, rows, hidden)
@@ -178,8 +261,12 @@ class FurtherLayerProgram:
         self._meetings.begin(self._inputs.last_tokens)
         hidden = self._buffers.sampled[: len(rows)]
         torch.index_select(self._kept, 0, rows, out=hidden)
-        logits = self._buffers.logits[: len(rows)]
-        return self._model.logits(GpuLogitsOps(logits, self._ops.products, self._meetings), hidden)
+        return self._steps.logits(hidden, self._buffers.logits[: len(rows)], self._ops)
+
+    def warm_up_logits(self) -> None:
+        """Launch what computes logits, if steps of the large model do not."""
+        logits = self._buffers.logits
+        self._steps.warm_up(self._ops, self._buffers.sampled[: len(logits)], logits)
 
     def play(self, step: StepMessage) -> None:
         assert step.kept is not None, "messages have it"
@@ -197,44 +284,38 @@ class FurtherLayerProgram:
 
     def capture(self) -> CaptureReport:
         captures = self._dispatcher.captures()
-        owner = "the layer that drafts"
+        owner = "what drafts"
         return capture_graphs(self._device, captures, self._warm_up, self._capture, owner)
 
     def _warm_up(self) -> None:
         sizes = len(self._buffers.hidden), self._buffers.max_requests
-        shapes = self._ops.variants(*sizes, self._model.has_packed)
+        shapes = self._ops.variants(*sizes, self._steps.has_packed)
         for descriptor in shapes + [each for _, each in self._dispatcher.captures()]:
             self.run_idle(descriptor)
+        self.warm_up_logits()
 
     def _capture(self, mode: CudaGraphMode, descriptor: BatchDescriptor) -> PiecewiseGraph:
-        assert mode is CudaGraphMode.FULL, "the layer has no calls between graphs"
+        assert mode is CudaGraphMode.FULL, "there are no calls between graphs"
         graph = PiecewiseGraph(self._device)
         self._inputs.idle(descriptor)
         self._ops.begin(descriptor, descriptor.num_tokens)
         graph.begin()
-        self._forward(descriptor)
+        self._steps.launch(self._ops, descriptor.num_tokens)
         graph.end()
         self._graphs[descriptor] = graph
         return graph
-
-    def _forward(self, descriptor: BatchDescriptor) -> None:
-        hidden = self._buffers.normed[: descriptor.num_tokens]
-        after = self._model.further[0](self._ops, hidden, self._model.embedding)
-        assert after.data_ptr() == hidden.data_ptr(), "the last norm writes there"
 
 
 class GpuFurtherSteps:
     """See `FurtherSteps`.
 
     Args:
-        program: the forward pass of the layer.
+        program: the forward pass.
         launches: sends the inputs and samples.
         device: the device.
     """
 
-    def __init__(
-        self, program: FurtherLayerProgram, launches: DraftLaunches, device: Device
-    ) -> None:
+    def __init__(self, program: FurtherProgram, launches: DraftLaunches, device: Device) -> None:
         self._program = program
         self._launches = launches
         self._transfers = Transfers(device)
@@ -242,7 +323,6 @@ class GpuFurtherSteps:
     def follow(
         self, inputs: StepInputs, hidden: Tensor, rows: LongArray, chosen: LongArray
     ) -> None:
-        assert hidden.data_ptr() == self._program.hidden.data_ptr(), "where the layer reads them"
         kept = np.stack([rows, chosen])
         sizes = self._launches.send(inputs, is_repeat=True, act=Act.FOLLOW, kept=kept)
         self._program.follow(*sizes, int(inputs.counts.max()), kept)

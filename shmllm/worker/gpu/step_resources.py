@@ -17,6 +17,7 @@ from shmllm.config.load import DecodeKernel
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.eagle_model import EagleModel
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.rope_config import needs_axes
 from shmllm.worker.batch import InputBatch
@@ -26,6 +27,7 @@ from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_model import DraftModelResources
 from shmllm.worker.gpu.draft_resources import DraftResources
+from shmllm.worker.gpu.eagle import eagle_resources
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup, GpuMeetings, NoMeetings
 from shmllm.worker.gpu.heads import make_head
@@ -145,12 +147,16 @@ class StepResources:
             assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"
             meetings = GpuMeetings(group, loaded.model, *sizes, device)
         made: DraftResources | None = None
-        if draft is not None:
+        if draft is not None and isinstance(draft.model, EagleModel):
+            own = config, draft, inputs, buffers, len(model.layer_kv), max_model_len, device
+            made = eagle_resources(*own)
+        elif draft is not None:
             made = DraftModelResources.allocate(config, draft, model, inputs, device)
         elif config.load.further_layers:
             assert isinstance(loaded.model, DecoderModel), "the options refuse it for others"
-            own = loaded.model, inputs, buffers, device, meetings
-            made = FurtherResources.allocate(config, *own)
+            made = FurtherResources.of_layer(
+                config, loaded.model, inputs, buffers, device, meetings
+            )
         return cls(
             loaded,
             device,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.gpu_drafting_models import (
     DraftModelConformance,
+    EagleConformance,
     FurtherLayerConformance,
     further,
     other,
@@ -18,4 +19,8 @@ class TestDraftModel(DraftModelConformance):
 
 
 class TestFurtherLayer(FurtherLayerConformance):
+    pass
+
+
+class TestEagle(EagleConformance):
     pass

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conformance.gpu_drafting_models import (
     DraftModelConformance,
+    EagleConformance,
     FurtherLayerConformance,
     further,
     latent_config,
@@ -92,3 +93,21 @@ class TestFurtherLayer(FurtherLayerConformance):
     ) -> None:
         config = latent_config(further, mode, budget=6)
         assert_all_compiled_before(with_further(config, 2), gpu_device)
+
+
+class TestEagle(EagleConformance):
+    def test_a_step_is_a_few_launches(self, further: Path, gpu_device: FakeGpu) -> None:
+        config = self.with_drafts(latent_config(further, GRAPHS, sizes=(4,)))
+        found = launches_of_the_third_step(Engine(config, gpu_device), gpu_device)
+        of_tokens = ["aten::new_full", "aten::add", "aten::index_copy_"]
+        before = ["copy", TABLES, "_rms_norm", "aten::mm", *of_tokens, *CHOSEN]
+        step = [*SENT, TABLES, TABLES, "graph", *SAMPLED]
+        behind = [*SENT, "aten::mm", "graph", "copy", TABLES, "aten::index_copy_"]
+        assert found == [*before, *step, *behind]
+
+    @pytest.mark.parametrize("mode", [slow("NONE"), slow(GRAPHS), slow("FULL")])
+    def test_nothing_is_compiled_while_it_drafts(
+        self, further: Path, gpu_device: FakeGpu, mode: str
+    ) -> None:
+        config = latent_config(further, mode, budget=6)
+        assert_all_compiled_before(self.with_drafts(config, 2), gpu_device)

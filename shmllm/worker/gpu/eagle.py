@@ -1,0 +1,104 @@
+"""A model that drafts from the hidden states of another one, on a GPU."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shmllm.config.engine import EngineConfig
+from shmllm.models.eagle_model import EagleModel
+from shmllm.worker.gpu.attention_launches import max_verified
+from shmllm.worker.gpu.buffers import GpuBuffers
+from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.group import NoMeetings
+from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.logits_ops import GpuLogitsOps
+from shmllm.worker.gpu.multi_token_prediction import (
+    FurtherResources,
+    further_dispatcher,
+    kept_states,
+)
+from shmllm.worker.gpu.ops import GpuOps
+from shmllm.worker.gpu.products import GpuProducts
+from shmllm.worker.loading import LoadedModel
+
+
+class EagleForward:
+    """See `StatesForward`.
+
+    Args:
+        model: the model.
+        buffers: the activations and logits of its steps.
+        kept: [max_tokens, levels, hidden], the hidden states of the large model.
+    """
+
+    def __init__(self, model: EagleModel, buffers: GpuBuffers, kept: Tensor) -> None:
+        self._model = model
+        self._kept = kept.flatten(1)
+        self.config = model.config
+        self.hidden = buffers.given
+        self.has_packed = model.has_packed
+
+    def take(self, num_tokens: int, products: GpuProducts) -> None:
+        given = GpuLogitsOps(self.hidden[:num_tokens], products)
+        self._model.combine(given, self._kept[:num_tokens])
+
+    def launch(self, ops: GpuOps, num_tokens: int) -> None:
+        after = self._model.forward(ops)
+        assert after.data_ptr() == self.hidden.data_ptr(), "the residual stream is there"
+
+    def logits(self, states: Tensor, logits: Tensor, ops: GpuOps) -> Tensor:
+        own = self._model.logits(GpuLogitsOps(logits, ops.products), states)
+        return self._model.of_tokens(own)
+
+    def warm_up(self, ops: GpuOps, states: Tensor, logits: Tensor) -> None:
+        for count in {1, len(states)}:
+            self.logits(states[:count], logits[:count], ops)
+        for count in {1, len(self.hidden)}:
+            self.take(count, ops.products)
+
+
+def eagle_resources(
+    config: EngineConfig,
+    draft: LoadedModel,
+    inputs: GpuInputs,
+    large: GpuBuffers,
+    first: int,
+    max_positions: int,
+    device: Device,
+) -> FurtherResources:
+    """Make the objects that compute the steps of such a model, for the largest step. In a group
+    rank 0 alone does so.
+
+    Args:
+        config: the engine's configuration.
+        draft: the model.
+        inputs: the inputs of the large model's steps.
+        large: the activations of these.
+        first: the index of the model's first layer in the groups of the cache.
+        max_positions: see `GpuBuffers`.
+        device: the device.
+    """
+    model = draft.model
+    assert isinstance(model, EagleModel), "it drafts from hidden states"
+    buffers = GpuBuffers(
+        draft.config,
+        draft.dtype,
+        config.scheduler.max_num_batched_tokens,
+        config.scheduler.max_num_seqs,
+        config.max_drafting,
+        device,
+        config.load.deterministic,
+        max_verified(config.speculative.most_drafted),
+        max_positions,
+    )
+    return FurtherResources(
+        EagleForward(model, buffers, large.kept),
+        inputs,
+        buffers,
+        further_dispatcher(config),
+        kept_states(config, model, device),
+        device,
+        NoMeetings(),
+        first,
+        (buffers.arena,),
+    )
