@@ -8,9 +8,11 @@ others the architecture's name in another order. This module must not import tor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.processor_files import read_object
 
 ARCHITECTURES = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausalLM"}
 """The name of the architecture by the ``model_type`` of its layer."""
@@ -20,6 +22,34 @@ _OTHER_NAMES = {
 }
 _TYPE, _LAYER = "speculators_model_type", "transformer_layer_config"
 _DEFAULTS = {"norm_before_residual": True}
+
+
+class Verifier(NamedTuple):
+    """The model that a head of the library speculators was trained for.
+
+    name: its name.
+    num_tokens: how many tokens the head drafts at a time, or None.
+    """
+
+    name: str
+    num_tokens: int | None
+
+
+def verifier_of(directory: Path) -> Verifier | None:
+    """Returns the model that a head in a directory was trained for, if its config.json says so.
+
+    Raises:
+        EngineStartError: the file cannot be read.
+    """
+    values = read_object(directory / "config.json") or {}
+    config = values.get("speculators_config")
+    if _TYPE not in values or not isinstance(config, Mapping):
+        return None
+    verifier, methods = config.get("verifier"), config.get("proposal_methods")
+    name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+    method = methods[0] if isinstance(methods, list) and methods else None
+    count = method.get("speculative_tokens") if isinstance(method, Mapping) else None
+    return Verifier(name, count) if isinstance(name, str) and name else None
 
 
 def in_terms_of_vllm(values: Mapping[str, Any], where: str) -> dict[str, Any]:

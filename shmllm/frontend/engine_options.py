@@ -15,6 +15,7 @@ from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.load import with_only_text
 from shmllm.config.options import JsonObject, Option, Section
 from shmllm.errors import EngineStartError
+from shmllm.formats.eagle_heads import Verifier, verifier_of
 from shmllm.frontend.class_names import name_class, name_processors
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model
@@ -70,7 +71,8 @@ def make_engine_config(model: str = "tiny", **options: Any) -> EngineConfig:
     return config
 
 
-def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]:
+def _make_configs(options: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]:
+    values = options
     front_end = FrontEndConfig(**_fields_of(FrontEndConfig, values))
     named = name_processors(values.get("logits_processors"), front_end.multiprocess)
     values = values | {"logits_processors": named}
@@ -84,6 +86,9 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     problems = load_general_plugins()
     try:
         directory = resolve_model(str(front_end.model), revision=front_end.revision)
+        verifier = None if front_end.speculative_config else verifier_of(directory)
+        if verifier is not None:
+            return _make_configs(options | _drafting(verifier, directory))
         check_model(
             directory,
             needs_weights=values.get("load_format") != "dummy",
@@ -108,6 +113,14 @@ def _make_configs(values: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]
     return front_end, EngineConfig(
         **made, speculative=speculative, **_fields_of(EngineConfig, values)
     )
+
+
+def _drafting(verifier: Verifier, head: Path) -> dict[str, Any]:
+    """The options of an engine for a model and the head that was trained for it, whose name vLLM
+    takes for both."""
+    logger.info("%s drafts for %s", head, verifier.name)
+    drafting = {"model": str(head), "num_speculative_tokens": verifier.num_tokens}
+    return {"model": verifier.name, "revision": None, "speculative_config": drafting}
 
 
 def _fields_of(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class Contents:
         remedy: what the user can do about the problem.
         quantization: how the weights are stored: in a GGUF file such as "Q4_1", in others such as
             "gptq"; "" for floating numbers.
+        is_head: whether it is an EAGLE-3 head, which no engine can load as its model.
     """
 
     path: Path
@@ -59,6 +60,7 @@ class Contents:
     problem: str = ""
     remedy: str = ""
     quantization: str = ""
+    is_head: bool = False
 
     @property
     def error(self) -> EngineStartError:
@@ -158,10 +160,9 @@ def check_drafter(directory: Path) -> bool:
     if (directory / IDENTITY).is_file():
         return False
     found = contents_of(directory)
-    is_head = found.problem == _DRAFTS
-    if found.problem and not is_head:
+    if found.problem and not found.is_head:
         raise found.error
-    return is_head
+    return found.is_head
 
 
 def record_of_model(
@@ -324,7 +325,7 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
             "load it with transformers and save it again with save_pretrained()",
         )
     problem, remedy = (_DRAFTS, _AS_DRAFTER) if is_head else ("", "")
-    return Contents(path, "safetensors", architecture, problem, remedy, method)
+    return Contents(path, "safetensors", architecture, problem, remedy, method, is_head)
 
 
 def _method_of(quantization: Any) -> str:

@@ -92,6 +92,23 @@ def test_outputs_do_not_change_with_a_head(tmp_path: Path) -> None:
         assert llm.get_metrics()["preemptions"] > 0
 
 
+def test_a_head_names_its_model(tmp_path: Path) -> None:
+    """As in vLLM, the head's name is enough."""
+    reference = reference_model("qwen3", **LONG)
+    model = str(save(reference, tmp_path / "model"))
+    head = EagleHead(reference, num_drafted=97)
+    directory = str(head.save(tmp_path / "head", "speculators", model))
+    with LLM(directory, **OPTIONS) as llm:
+        facts = llm.facts
+        assert (facts.model_directory, facts.speculative_model) == (model, directory)
+        assert facts.num_speculative_tokens == 2
+    with pytest.raises(EngineStartError, match="an EAGLE-3 head, which drafts for another model"):
+        LLM(directory, **OPTIONS, speculative_config={"method": "ngram"})
+    lost = head.save(tmp_path / "lost", "speculators", str(tmp_path / "nowhere"))
+    with pytest.raises(EngineStartError, match="nowhere"):
+        LLM(str(lost), **OPTIONS)
+
+
 def test_heads_that_cannot_draft_are_refused(tmp_path: Path) -> None:
     _, _, model, directory = model_and_head(tmp_path, levels=(1, 9))
     with pytest.raises(EngineStartError, match=r"behind \[1, 9\] layers, and the model has 6"):

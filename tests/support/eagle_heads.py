@@ -92,16 +92,23 @@ class EagleHead(torch.nn.Module):
                 self.embed_tokens.weight.copy_(model.get_input_embeddings().weight)
         self.eval()
 
-    def save(self, directory: Path, form: str = "safe_ai_lab") -> Path:
-        """Writes the files in the form of SafeAILab, or of the library "speculators"."""
+    def save(self, directory: Path, form: str = "safe_ai_lab", verifier: str | None = None) -> Path:
+        """Writes the files in the form of SafeAILab, or of the library "speculators", with the name
+        of the model that it drafts for."""
         directory.mkdir()
         fields = self.config.to_dict()
         own = {"draft_vocab_size": len(self.targets), **self.options}
         if self.levels is not None:
             own["eagle_aux_hidden_state_layer_ids"] = list(self.levels)
         if form == "speculators":
-            found = {"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}
+            found: dict[str, Any] = {"architectures": ["Eagle3DraftModel"]}
+            found["speculators_model_type"] = "eagle3"
             found |= own | {"transformer_layer_config": fields}
+            found["speculators_config"] = {
+                "algorithm": "eagle3",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 2}],
+                "verifier": {"name_or_path": verifier, "architectures": []},
+            }
         else:
             name = "LlamaForCausalLMEagle3" if self.kind == "llama" else "Eagle3Qwen3ForCausalLM"
             found = fields | own | {"architectures": [name], "tie_word_embeddings": False}
