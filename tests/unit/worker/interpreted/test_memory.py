@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.gpu_drafting_models import with_further, with_model
+from conformance.gpu_drafting_models import HEAD, with_further, with_head, with_model
 from conformance.gpu_drafts import RIGHT, SPECULATIVE, ScriptedDrafter, draft_with
 from conformance.gpu_engine import BLOCK_SIZE, PROMPTS, SHAPE, Engine, make_config
+from support.eagle_heads import EagleHead
 from support.fake_gpu import FakeGpu, eager
 from support.further_layers import make, save_both
 from support.model_helpers import reference_model, save
@@ -40,10 +41,10 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with the bundled tokenizer."""
-    made = save(
-        reference_model("llama", vocab_size=VOCAB, **SHAPE), tmp_path_factory.mktemp("llama")
-    )
+    """A model with the bundled tokenizer, and a head that drafts for it in a directory below."""
+    reference = reference_model("llama", vocab_size=VOCAB, **SHAPE)
+    made = save(reference, tmp_path_factory.mktemp("llama"))
+    EagleHead(reference, levels=(0, 1, 2), num_drafted=VOCAB - 1).save(made / HEAD)
     return with_tokenizer(made)
 
 
@@ -67,6 +68,8 @@ def with_drafter(config: EngineConfig, drafter: str | None) -> EngineConfig:
         return with_model(config, Path(config.load.directory))
     if drafter == "mtp":
         return with_further(config, 2)
+    if drafter == "eagle3":
+        return with_head(config, Path(config.load.directory) / HEAD)
     return replace(config, speculative=SPECULATIVE if drafter else SpeculativeConfig())
 
 
@@ -82,7 +85,7 @@ def add(engine: Engine, number: int, grammar: str = "", **options: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("max_logprobs", "drafter"),
-    [(20, None), (-1, None), (20, "ngram"), (20, "draft_model"), (20, "mtp")],
+    [(20, None), (-1, None), (20, "ngram"), (20, "draft_model"), (20, "mtp"), (20, "eagle3")],
 )
 def test_no_request_needs_memory_that_the_cache_has(
     directory: Path, further: Path, max_logprobs: int, drafter: str | None
@@ -94,7 +97,8 @@ def test_no_request_needs_memory_that_the_cache_has(
         cache=CacheConfig(BLOCK_SIZE, gpu_memory_utilization=1.0),
         logprobs=LogprobsConfig(max_logprobs),
     )
-    total_bytes = TOTAL_BYTES + (OF_DRAFTER_BYTES if drafter in ("draft_model", "mtp") else 0)
+    is_model = drafter in ("draft_model", "mtp", "eagle3")
+    total_bytes = TOTAL_BYTES + (OF_DRAFTER_BYTES if is_model else 0)
     with FakeGpu(eager, total_bytes) as device:
         engine = Engine(with_drafter(config, drafter), device)
         assert engine.runner.info.kv_cache_bytes > TOTAL_BYTES / 8
