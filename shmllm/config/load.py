@@ -155,6 +155,10 @@ class LoadConfig(Section):
         OneOf(get_args(DecodeKernel)),
     )
 
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        object.__setattr__(self, "kept_levels", tuple(self.kept_levels))  # JSON has lists
+
     @property
     def overrides(self) -> dict[str, Any]:
         """The fields that take the place of those in config.json."""

@@ -189,7 +189,7 @@ def model_config(load: LoadConfig) -> ModelConfig:
     config = read_config(Path(load.directory), use_of(load))
     config = with_end_of_tokenizer(config, Path(load.tokenizer_directory or load.directory))
     config = for_length(config, configured_length(load, config))
-    return replace(config.with_further(load.further_layers), kept_levels=tuple(load.kept_levels))
+    return replace(config.with_further(load.further_layers), kept_levels=load.kept_levels)
 
 
 def use_of(load: LoadConfig) -> ModelUse:

@@ -212,6 +212,7 @@ FULL = EngineConfig(
         True,
         "größe",
         further_layers=1,
+        kept_levels=(2, 5),
         model_impl="transformers",
         runner="pooling",
         convert="embed",

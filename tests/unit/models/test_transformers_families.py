@@ -44,6 +44,7 @@ IN_FILES = {
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
     *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel"),
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel"),
+    *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
 """The names that published files have for what transformers calls otherwise, or lacks."""
