@@ -21,7 +21,8 @@ class EagleModel(DecoderModel):
 
     Args:
         config: the configuration, with an `EagleSpec`.
-        storage, rename, rename_modules, other_names: see `DecoderModel`.
+        storage: allocates the weights.
+        renames: those of `DecoderModel`.
 
     Attributes:
         projection: makes one hidden state of several.
@@ -31,15 +32,8 @@ class EagleModel(DecoderModel):
             for, or None: these are the same.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        storage: Storage,
-        rename: Rename | None = None,
-        rename_modules: Rename | None = None,
-        other_names: Rename | None = None,
-    ) -> None:
-        super().__init__(config, storage, rename, rename_modules, other_names)
+    def __init__(self, config: ModelConfig, storage: Storage, *renames: Rename | None) -> None:
+        super().__init__(config, storage, *renames)
         assert config.eagle is not None, "the model drafts from hidden states"
         self._spec = spec = config.eagle
         hidden, width = config.hidden_size, spec.num_levels * spec.source_width

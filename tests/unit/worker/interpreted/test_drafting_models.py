@@ -78,7 +78,16 @@ class TestDraftModel(DraftModelConformance):
         assert_all_compiled_before(with_model(config, other), gpu_device)
 
 
-class TestFurtherLayer(FurtherLayerConformance):
+class CompiledBefore(FurtherLayerConformance):
+    @pytest.mark.parametrize("mode", [slow("NONE"), slow(GRAPHS), slow("FULL")])
+    def test_nothing_is_compiled_while_it_drafts(
+        self, further: Path, gpu_device: FakeGpu, mode: str
+    ) -> None:
+        config = latent_config(further, mode, budget=6)
+        assert_all_compiled_before(self.with_drafts(config, 2), gpu_device)
+
+
+class TestFurtherLayer(CompiledBefore):
     def test_a_step_is_a_few_launches(self, further: Path, gpu_device: FakeGpu) -> None:
         config = with_further(latent_config(further, GRAPHS, sizes=(4,)))
         found = launches_of_the_third_step(Engine(config, gpu_device), gpu_device)
@@ -87,15 +96,8 @@ class TestFurtherLayer(FurtherLayerConformance):
         behind = [*SENT, "graph", "copy", TABLES, "aten::index_copy_"]
         assert found == [*before, *step, *behind]
 
-    @pytest.mark.parametrize("mode", [slow("NONE"), slow(GRAPHS), slow("FULL")])
-    def test_nothing_is_compiled_while_it_drafts(
-        self, further: Path, gpu_device: FakeGpu, mode: str
-    ) -> None:
-        config = latent_config(further, mode, budget=6)
-        assert_all_compiled_before(with_further(config, 2), gpu_device)
 
-
-class TestEagle(EagleConformance):
+class TestEagle(EagleConformance, CompiledBefore):
     def test_a_step_is_a_few_launches(self, further: Path, gpu_device: FakeGpu) -> None:
         config = self.with_drafts(latent_config(further, GRAPHS, sizes=(4,)))
         found = launches_of_the_third_step(Engine(config, gpu_device), gpu_device)
@@ -104,10 +106,3 @@ class TestEagle(EagleConformance):
         step = [*SENT, TABLES, TABLES, "graph", *SAMPLED]
         behind = [*SENT, "aten::mm", "graph", "copy", TABLES, "aten::index_copy_"]
         assert found == [*before, *step, *behind]
-
-    @pytest.mark.parametrize("mode", [slow("NONE"), slow(GRAPHS), slow("FULL")])
-    def test_nothing_is_compiled_while_it_drafts(
-        self, further: Path, gpu_device: FakeGpu, mode: str
-    ) -> None:
-        config = latent_config(further, mode, budget=6)
-        assert_all_compiled_before(self.with_drafts(config, 2), gpu_device)
