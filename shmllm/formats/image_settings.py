@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.internvl_chat import published_image_settings
-from shmllm.formats.joined_tiles import DEFAULT_SIZES
+from shmllm.formats.joined_tiles import DEFAULT_SIZES, ONEVISION_SIZES
 from shmllm.formats.processor_files import PROCESSOR, read_object, read_section
 
 NEAREST, LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING = range(6)
@@ -84,6 +84,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     | {
         "do_pad": True,
         "image_grid_pinpoints": [list(size) for size in DEFAULT_SIZES],
+    },
+    "LlavaOnevisionImageProcessor": {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "size": {"height": 384, "width": 384},
+        "image_grid_pinpoints": [list(size) for size in ONEVISION_SIZES],
     },
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Glm46VImageProcessor": _GLM4V,

@@ -2,12 +2,15 @@
 
 An image is resized to the largest sides that fit into one of several sizes, padded to it, and cut
 into square tiles; another tile has the whole image. Of the patches of the picture those are left
-out that show padding, and each row of them ends with an embedding of its own. Front ends and
-engines compute this alike, from the sides of the image.
+out that show padding, and each row of them ends with an embedding of its own. LLaVA-OneVision (Li
+et al., 2024) shrinks the embeddings of large pictures before that. Front ends and engines compute
+this alike, from the sides of the image.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +19,13 @@ Size = tuple[int, int]
 """Height and width, in pixels."""
 DEFAULT_SIZES: tuple[Size, ...] = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 """The default of ``image_grid_pinpoints`` in config.json."""
+_ONEVISION_SIDES = range(384, 2305, 384)
+ONEVISION_SIZES: tuple[Size, ...] = tuple(
+    (height, width) for height in _ONEVISION_SIDES for width in _ONEVISION_SIDES
+)
+"""The same of LLaVA-OneVision."""
 _MOST_SIDE = 2**16
+_LEAST_RATIO = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,7 @@ class JoinedTiles:
         above: how many rows of patches are left out at the top, and as many at the bottom.
         left: how many columns of patches at the left, and as many at the right.
         num_rows, num_columns: of the patches that remain.
+        shrunk: how many rows and columns of embeddings these become; None: as many.
     """
 
     rows: int
@@ -35,6 +45,7 @@ class JoinedTiles:
     left: int
     num_rows: int
     num_columns: int
+    shrunk: tuple[int, int] | None = None
 
     @property
     def num_tiles(self) -> int:
@@ -44,7 +55,13 @@ class JoinedTiles:
     @property
     def num_embeddings(self) -> int:
         """The number of embeddings of the picture, with those at the ends of its rows."""
-        return self.num_rows * (self.num_columns + 1)
+        rows, columns = self.shape
+        return rows * (columns + 1)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The rows and the columns of embeddings of the picture, without those at the ends."""
+        return self.shrunk or (self.num_rows, self.num_columns)
 
 
 def read_sizes(value: Any, tile: int) -> tuple[Size, ...] | None:
@@ -67,6 +84,19 @@ def read_sizes(value: Any, tile: int) -> tuple[Size, ...] | None:
     return tuple((height, width) for height, width in value)
 
 
+def read_most_tiles(value: Any) -> int | None:
+    """Returns the most tiles whose patches stay as they are, the number N of "anyres_max_N"; None:
+    the value is something else.
+
+    Args:
+        value: what config.json has under ``vision_aspect_ratio``; None: the default, 9.
+    """
+    if value is None:
+        return 9
+    found = re.fullmatch(r"anyres_max_([1-9][0-9]{0,3})", value) if isinstance(value, str) else None
+    return None if found is None else int(found[1])
+
+
 def best_size(height: int, width: int, sizes: Sequence[Size]) -> Size:
     """Returns the size that shows the most pixels of an image, and of several the smallest.
 
@@ -83,7 +113,9 @@ def best_size(height: int, width: int, sizes: Sequence[Size]) -> Size:
     return max(sizes, key=rank)
 
 
-def join_tiles(height: int, width: int, sizes: Sequence[Size], tile: int, side: int) -> JoinedTiles:
+def join_tiles(
+    height: int, width: int, sizes: Sequence[Size], tile: int, side: int, most_tiles: int = 0
+) -> JoinedTiles:
     """Returns how the tiles of an image lie. Of one that is very narrow no patch may remain.
 
     Args:
@@ -91,6 +123,7 @@ def join_tiles(height: int, width: int, sizes: Sequence[Size], tile: int, side: 
         sizes: see `best_size`; multiples of `tile`.
         tile: the side of a tile, in pixels.
         side: the number of patches in a row of a tile.
+        most_tiles: pictures of more patches than about so many tiles have are shrunk; 0: none are.
     """
     best = best_size(height, width, sizes)
     rows, columns = best[0] // tile, best[1] // tile
@@ -100,4 +133,14 @@ def join_tiles(height: int, width: int, sizes: Sequence[Size], tile: int, side: 
         above = (num_rows - int(round(height * (num_columns / width), 7))) // 2
     else:
         left = (num_columns - int(round(width * (num_rows / height), 7))) // 2
-    return JoinedTiles(rows, columns, above, left, num_rows - 2 * above, num_columns - 2 * left)
+    num_rows -= 2 * above
+    num_columns -= 2 * left
+    shrunk = _shrunk(num_rows, num_columns, most_tiles * side**2) if most_tiles else None
+    return JoinedTiles(rows, columns, above, left, num_rows, num_columns, shrunk)
+
+
+def _shrunk(rows: int, columns: int, most: int) -> tuple[int, int] | None:
+    """Returns the rows and columns that a picture with more than `most` patches is shrunk to, if
+    it has so many more that its sides become shorter by a tenth."""
+    ratio = math.sqrt(rows * columns / most)
+    return (int(rows // ratio), int(columns // ratio)) if ratio > _LEAST_RATIO else None

@@ -144,7 +144,13 @@ class PromptItems:
                     parameter=DATA,
                     value=count,
                 )
-        overrides = {modality: self._overrides_of(modality, given.overrides) for modality in counts}
+        overrides = {
+            modality: {
+                **self.overrides_among(modality, count),
+                **self._overrides_of(modality, given.overrides),
+            }
+            for modality, count in counts.items()
+        }
         seen: Counter[str] = Counter()
         found = []
         for item in given.items:
@@ -152,6 +158,12 @@ class PromptItems:
             where = f"{name}: {item.modality} {seen[item.modality]}"
             found.append(self._ready(where, item, overrides[item.modality]))
         return found
+
+    def overrides_among(self, modality: Modality, count: int) -> Mapping[str, Any]:
+        """The overrides that items have because a prompt has so many of them, unless the option
+        `mm_processor_kwargs` has them, too."""
+        found = self._processors[modality].among(count)
+        return {name: value for name, value in found.items() if name not in self.options.overrides}
 
     def _overrides_of(self, modality: Modality, given: Mapping[str, Any]) -> dict[str, Any]:
         """The overrides for a modality. Those that only another one of the model knows are its

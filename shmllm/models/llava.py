@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -35,6 +35,25 @@ _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 3
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
 
 
+class Defaults(NamedTuple):
+    """What fields of config.json mean where they are absent.
+
+    Attributes:
+        towers: the values of ``vision_config.model_type``, the default first.
+        strategy: ``vision_feature_select_strategy``.
+        layer: ``vision_feature_layer``.
+        image_token: ``image_token_index``.
+    """
+
+    towers: tuple[str, ...] = (_CLIP, _SIGLIP)
+    strategy: str = "default"
+    layer: int = -2
+    image_token: int = 32000
+
+
+_DEFAULTS = Defaults()
+
+
 def configure(fields: Fields) -> ModelConfig:
     config = read_text_model(fields)
     return replace(config, vision=read_vision(fields, config.vocab_size))
@@ -56,23 +75,24 @@ def read_text_model(fields: Fields, default: str = "llama") -> ModelConfig:
     return config
 
 
-def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+def read_vision(
+    fields: Fields, vocab_size: int, defaults: Defaults = _DEFAULTS
+) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
-    vision = vision_fields(fields, _CLIP, _SIGLIP)
+    vision = vision_fields(fields, *defaults.towers)
     if vision is None:
         return None
     whole = fields.whole
-    encoder = (
-        read_siglip(vision) if vision.text("model_type", _CLIP) == _SIGLIP else read_clip(vision)
-    )
-    strategy = whole.text("vision_feature_select_strategy", "default")
+    kind = vision.text("model_type", defaults.towers[0])
+    encoder = read_siglip(vision) if kind == _SIGLIP else read_clip(vision)
+    strategy = whole.text("vision_feature_select_strategy", defaults.strategy)
     if strategy not in ("default", "full"):
         raise whole.error(
             f"vision_feature_select_strategy {strategy!r} is not supported; supported: "
             "default, full"
         )
     drops_first = strategy == "default"
-    num_layers = read_feature_layer(whole, encoder.num_layers, -2)
+    num_layers = read_feature_layer(whole, encoder.num_layers, defaults.layer)
     tower = LlavaTower(
         encoder=replace(encoder, num_layers=num_layers, final_norm=False),
         num_stored=encoder.num_layers,
@@ -82,7 +102,7 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
     )
     return VisionSpec(
         image_token=read_item_token(
-            fields, ("image_token_index", "image_token_id"), 32000, vocab_size
+            fields, ("image_token_index", "image_token_id"), defaults.image_token, vocab_size
         ),
         tower=tower,
         tile_embeddings=encoder.side**2 + (encoder.kind == "clip") - drops_first,

@@ -4,7 +4,9 @@ larger picture, and an embedding behind each row of its patches."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from shmllm.formats.joined_tiles import DEFAULT_SIZES, Size, read_sizes
 from shmllm.models import llava
@@ -23,6 +25,18 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
     vision, whole = llava.read_vision(fields, vocab_size), fields.whole
     if vision is None:
         return None
+    values = read_joined(whole, vision, DEFAULT_SIZES)
+    return replace(vision, tower=LlavaNextTower(**values))
+
+
+def read_joined(whole: Fields, vision: VisionSpec, default: Sequence[Size]) -> dict[str, Any]:
+    """Returns the attributes of a `LlavaNextTower`.
+
+    Args:
+        whole: the fields around ``vision_config``.
+        vision: what LLaVA computes of images.
+        default: the possible sizes of the picture where the file has none.
+    """
     tower = vision.tower
     assert isinstance(tower, LlavaTower)
     if vision.tile_embeddings != tower.encoder.side**2:
@@ -33,16 +47,16 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
         )
     if not whole.flag("use_image_newline_parameter", True):
         raise whole.error("use_image_newline_parameter false is not supported; supported: true")
+    sizes = _read_sizes(whole, tower.encoder.image_size, default)
     values = {each.name: getattr(tower, each.name) for each in dataclasses.fields(tower)}
-    sizes = _read_sizes(whole, tower.encoder.image_size)
-    return replace(vision, tower=LlavaNextTower(**values, sizes=sizes))
+    return values | {"sizes": sizes}
 
 
-def _read_sizes(whole: Fields, tile: int) -> tuple[Size, ...]:
+def _read_sizes(whole: Fields, tile: int, default: Sequence[Size]) -> tuple[Size, ...]:
     """Returns the possible sizes of the picture that tiles of this side make up."""
     name = "image_grid_pinpoints"
     value = whole.values.get(name)
-    stored = [list(size) for size in DEFAULT_SIZES] if value is None else value
+    stored = [list(size) for size in default] if value is None else value
     sizes = read_sizes(stored, tile)
     if sizes is None:
         raise whole.error(

@@ -29,7 +29,7 @@ from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
-from shmllm.models.vision.llava import Llava, LlavaNext
+from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
@@ -41,6 +41,7 @@ from shmllm.models.vision.specs import (
     InternVLTower,
     Llama4Tower,
     LlavaNextTower,
+    LlavaOnevisionTower,
     LlavaTower,
     VisionSpec,
 )
@@ -57,6 +58,7 @@ from shmllm.models.vision.squares_specs import (
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
     LlavaNextTower: LlavaNext,
+    LlavaOnevisionTower: LlavaOnevision,
     Idefics3Tower: Idefics3,
     InternVLTower: InternVL,
     Llama4Tower: Llama4,

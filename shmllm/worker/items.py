@@ -120,7 +120,8 @@ def item_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
             size = spec.patch_size
             patches = spec.most_patches or most * spec.merge_size**2
             of_patch = (spec.most_activations + 3 * size**2) * loaded.dtype.itemsize + 3 * size**2
-            computed.append(patches * of_patch)
+            joined = spec.most_joined * model.item_width * loaded.dtype.itemsize
+            computed.append(patches * of_patch + joined)
         else:
             of_frame = spec.tower.most_activations * loaded.dtype.itemsize
             of_frame += spec.tower.num_mels * (4 + loaded.dtype.itemsize)

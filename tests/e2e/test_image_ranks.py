@@ -63,6 +63,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
     names = (
         "llava",
         "llava_next",
+        "llava_onevision",
         "internvl",
         "smolvlm",
         "qwen3_vl",

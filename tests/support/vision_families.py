@@ -354,6 +354,20 @@ FAMILIES = {
         model="LlavaNext",
         outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
     ),
+    "llava_onevision": _llava(
+        SIGLIP,
+        "full",
+        ("LlavaOnevision", "llava_onevision"),
+        **CLIP_MEAN,
+        do_pad=True,
+        resample=BICUBIC,
+        size=_SQUARE,
+        image_grid_pinpoints=SIZES,
+    )._replace(
+        model="LlavaOnevision",
+        text=TEXT | {"model_type": "qwen2"},
+        outer={"image_grid_pinpoints": SIZES, "vision_aspect_ratio": "anyres_max_3"},
+    ),
     "llava-siglip": _llava(
         SIGLIP,
         "full",

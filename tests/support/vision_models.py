@@ -40,6 +40,8 @@ VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
 ALIKE = ("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v")
 """Families with the tower of another one."""
+JOINED = ("llava_next", "llava_onevision")
+"""Families whose tiles make up a picture."""
 EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)
 """The same as parameters of a test, those with the tower of another family outside of the default
 suite."""
@@ -135,7 +137,7 @@ def pixel_inputs(
     Args:
         name: one of VISION_FAMILIES.
         tiles: [tiles, height, width, 3].
-        grid: how they lie; only LLaVA-NeXT's says what the tiles do not.
+        grid: how they lie; only those of JOINED say what the tiles do not.
         settings: take the place of those in preprocessor_config.json.
 
     Returns:
@@ -148,9 +150,10 @@ def pixel_inputs(
         mask = torch.ones(patches.shape[:2], dtype=torch.int32)
         shape = torch.tensor([grid[1:]])
         return {"pixel_values": patches, "spatial_shapes": shape, "pixel_attention_mask": mask}
-    if name.startswith("llava_next"):
+    if name in JOINED:
         pixels = normalised(name, tiles)[None]
-        return {"pixel_values": pixels, "image_sizes": torch.tensor([grid[1:]])}
+        found = {"pixel_values": pixels, "image_sizes": torch.tensor([grid[1:]])}
+        return found | ({"batch_num_images": torch.tensor([2])} if len(tiles) == 1 else {})
     kept = {"do_resize": False, "do_center_crop": False, "do_pan_and_scan": False}
     kept["crop_to_patches"] = False
     if "do_image_splitting" in FAMILIES[name].settings:
@@ -255,12 +258,14 @@ def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:
     """As `pixel_inputs`, for all images of one prompt. Images whose sizes stand beside them are
     padded to one, or their tiles to one number."""
     each = [pixel_inputs(name, image.data, image.grid) for image in images]
-    if name.startswith("llava_next"):
+    if name in JOINED:
         tiles = [one["pixel_values"][0] for one in each]
-        return {
+        found = {
             "pixel_values": torch.nn.utils.rnn.pad_sequence(tiles, batch_first=True),
             "image_sizes": torch.cat([one["image_sizes"] for one in each]),
         }
+        count = {"batch_num_images": torch.tensor([len(each)])}
+        return found | (count if name == "llava_onevision" else {})
     if name == "lfm2_vl":
         return {
             key: torch.nn.utils.rnn.pad_sequence(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,7 @@ class ChatItems:
 
     def __init__(self, items: PromptItems) -> None:
         self._items = items
-        self._ready: dict[tuple[str, str | None], ReadyItem] = {}
+        self._ready: dict[tuple[str, str | None, str], ReadyItem] = {}
 
     def attach(self, modality: Modality, name: str) -> Attachment:
         """Reads an item that the user names, and keeps it.
@@ -111,28 +112,32 @@ class ChatItems:
         Raises:
             RequestError: a file that was not read before cannot be used.
         """
+        counts = Counter(TYPES[part["type"]] for _, part in _parts(messages))
         found = [dict(message) for message in messages]
         for message in found:
             if isinstance(message["content"], list):
-                message["content"] = [self._with_item(part) for part in message["content"]]
+                message["content"] = [self._with_item(part, counts) for part in message["content"]]
         return found
 
-    def _with_item(self, part: Part) -> Part:
+    def _with_item(self, part: Part, counts: Mapping[Modality, int]) -> Part:
         if _path_of(part) is None:
             return part
         modality = TYPES[part["type"]]
-        return {"type": modality, modality: self._prepared(part, url_of(part))}
+        item = self._prepared(part, url_of(part), counts[modality])
+        return {"type": modality, modality: item}
 
-    def _prepared(self, part: Part, name: str) -> ReadyItem:
+    def _prepared(self, part: Part, name: str, count: int = 1) -> ReadyItem:
+        """The item of a part, as one of so many."""
         from shmllm.frontend.given_items import GivenItem, GivenItems
 
-        key = (url_of(part), part.get("uuid"))
+        modality = TYPES[part["type"]]
+        overrides = self._items.overrides_among(modality, count)
+        key = (url_of(part), part.get("uuid"), repr(overrides))
         if key not in self._ready:
             path = _path_of(part)
             assert path is not None, "a URL of a file"
-            modality = TYPES[part["type"]]
             given = GivenItem(modality, item_of_path(modality, name, path))
-            [self._ready[key]] = self._items.ready(name, GivenItems([given]))
+            [self._ready[key]] = self._items.ready(name, GivenItems([given], overrides))
         return self._ready[key]
 
 

@@ -62,6 +62,9 @@ class ImageProcessor(ItemProcessor[Picture]):
     def known_overrides(self) -> frozenset[str]:
         return self._rules.OVERRIDES
 
+    def among(self, count: int) -> Mapping[str, Any]:
+        return self._rules.among(count)
+
     def check(self, overrides: Mapping[str, Any]) -> None:
         self._sides.check_fixed_sides(self._rules_for(overrides, "the engine"))
 

@@ -57,6 +57,11 @@ class ItemProcessor(ABC, Generic[Opened]):
     def known_overrides(self) -> frozenset[str]:
         """The names in `mm_processor_kwargs` that have a meaning for these items."""
 
+    def among(self, count: int) -> Mapping[str, Any]:
+        """The overrides that a prompt with so many items has of itself. Those of a request take
+        their place."""
+        return NO_OVERRIDES
+
     def check(self, overrides: Mapping[str, Any]) -> None:
         """Checks that items suit the model, as far as that does not depend on the item.
 

@@ -1,15 +1,23 @@
-"""LLaVA: as many image tokens as the tower has patches."""
+"""LLaVA: as many image tokens as the tower has patches. LLaVA-NeXT and LLaVA-OneVision: those of
+several tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from shmllm.formats.joined_tiles import DEFAULT_SIZES, Size, join_tiles
+from shmllm.formats.joined_tiles import (
+    DEFAULT_SIZES,
+    ONEVISION_SIZES,
+    Size,
+    join_tiles,
+    read_most_tiles,
+)
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
+from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
 from shmllm.params.items import Grid
@@ -22,8 +30,15 @@ image and of a patch where config.json is silent."""
 @dataclass(frozen=True, kw_only=True)
 class LlavaPlaceholder(ImagePlaceholder):
     """Attributes:
+    TOWERS: the kinds of towers, the default first.
+    STRATEGIES: the values of ``vision_feature_select_strategy``, the default first.
+    TOKEN: the default of the token that stands for an embedding.
     tokens: the number of embeddings of an image.
     """
+
+    TOWERS: ClassVar[tuple[str, ...]] = tuple(_TOWERS)
+    STRATEGIES: ClassVar[tuple[str, ...]] = ("default", "full")
+    TOKEN: ClassVar[int] = 32000
 
     tokens: int
 
@@ -31,18 +46,18 @@ class LlavaPlaceholder(ImagePlaceholder):
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         return cls(**cls._values(config, texts))
 
-    @staticmethod
-    def _values(config: Config, texts: Mapping[str, str]) -> dict[str, Any]:
+    @classmethod
+    def _values(cls, config: Config, texts: Mapping[str, str]) -> dict[str, Any]:
         vision = config.table("vision_config")
-        tower = vision.choice("model_type", tuple(_TOWERS))
+        tower = vision.choice("model_type", cls.TOWERS)
         leading, image_size, patch_size = _TOWERS[tower]
         if not vision.values:
             image_size, patch_size = 336, 14
         side = vision.integer("image_size", default=image_size)
         rows = side // vision.integer("patch_size", default=patch_size)
-        dropped = config.choice("vision_feature_select_strategy", ("default", "full")) == "default"
+        dropped = config.choice("vision_feature_select_strategy", cls.STRATEGIES) == "default"
         text = texts.get("image_token", "<image>")
-        token = config.integer("image_token_id", "image_token_index", default=32000, minimum=0)
+        token = config.integer("image_token_id", "image_token_index", default=cls.TOKEN, minimum=0)
         return {
             **one_token(text, token),
             "side": side,
@@ -62,36 +77,75 @@ class LlavaNextPlaceholder(LlavaPlaceholder):
     size asks for.
 
     Attributes:
+        SIZES: the default of `sizes`.
         patches: the number of patches in a row of a tile.
         sizes: the possible sizes of the larger image.
+        most_tiles: see `join_tiles`.
     """
+
+    RULES: ClassVar[type[Rules]] = LlavaNextRules
+    AUTHOR: ClassVar[str] = "LLaVA-NeXT"
+    SIZES: ClassVar[tuple[Size, ...]] = DEFAULT_SIZES
 
     patches: int
     sizes: tuple[Size, ...]
+    most_tiles: int = 0
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         values = cls._values(config, texts)
-        sizes = config.values.get("image_grid_pinpoints") or DEFAULT_SIZES
+        sizes = config.values.get("image_grid_pinpoints") or cls.SIZES
         try:
             pairs = tuple((int(height), int(width)) for height, width in sizes)
         except (TypeError, ValueError):
             raise config.error(
                 f"'image_grid_pinpoints' must list heights and widths, not {sizes!r}"
             ) from None
-        return cls(**values, patches=isqrt(values["tokens"]), sizes=pairs)
+        values |= {"sizes": pairs, "most_tiles": cls._most_tiles(config)}
+        return cls(**values, patches=isqrt(values["tokens"]))
+
+    @classmethod
+    def _most_tiles(cls, config: Config) -> int:
+        return 0
 
     def count(self, grid: Grid) -> int:
         _, height, width = grid
         assert self.side is not None, "tiles have one size"
-        joined = join_tiles(height, width, self.sizes, self.side, self.patches)
+        joined = join_tiles(height, width, self.sizes, self.side, self.patches, self.most_tiles)
         return self.tokens + joined.num_embeddings
 
     def check_rules(self, rules: Rules) -> None:
-        if not isinstance(rules, LlavaNextRules):
-            raise Config({}).error(f"the model needs LLaVA-NeXT's image processor, not {rules!r}")
+        if type(rules) is not self.RULES:
+            raise Config({}).error(
+                f"the model needs {self.AUTHOR}'s image processor, not {rules!r}"
+            )
+        assert isinstance(rules, LlavaNextRules)
         if (rules.tile, rules.sizes) != (self.side, self.sizes):
             raise Config({}).error(
                 f"the model has tiles of {self.side} pixels and the sizes {self.sizes}, the image "
                 f"processor has {rules.tile} and {rules.sizes}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionPlaceholder(LlavaNextPlaceholder):
+    """LLaVA-OneVision: the same, of a smaller number of embeddings if the image is large, or those
+    of one tile and one more."""
+
+    RULES: ClassVar[type[Rules]] = LlavaOnevisionRules
+    AUTHOR: ClassVar[str] = "LLaVA-OneVision"
+    TOWERS: ClassVar[tuple[str, ...]] = tuple(reversed(_TOWERS))
+    STRATEGIES: ClassVar[tuple[str, ...]] = ("full", "default")
+    TOKEN: ClassVar[int] = 151_646
+    SIZES: ClassVar[tuple[Size, ...]] = ONEVISION_SIZES
+
+    @classmethod
+    def _most_tiles(cls, config: Config) -> int:
+        value = config.values.get("vision_aspect_ratio")
+        most = read_most_tiles(value)
+        if most is None:
+            raise config.error(f"'vision_aspect_ratio' must be 'anyres_max_N', not {value!r}")
+        return most
+
+    def count(self, grid: Grid) -> int:
+        return self.tokens + 1 if grid[0] == 1 else super().count(grid)

@@ -32,7 +32,11 @@ from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
 from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
-from shmllm.frontend.placeholders.llava import LlavaNextPlaceholder, LlavaPlaceholder
+from shmllm.frontend.placeholders.llava import (
+    LlavaNextPlaceholder,
+    LlavaOnevisionPlaceholder,
+    LlavaPlaceholder,
+)
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_omni import (
@@ -67,6 +71,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),
+    "LlavaOnevisionForConditionalGeneration": (LlavaOnevisionPlaceholder,),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),

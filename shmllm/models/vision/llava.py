@@ -1,10 +1,14 @@
-"""The towers of LLaVA and LLaVA-NeXT: CLIP or SigLIP and two projections."""
+"""The towers of LLaVA, LLaVA-NeXT and LLaVA-OneVision: CLIP or SigLIP and two projections."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from shmllm.formats.joined_tiles import JoinedTiles
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.encoder import Encoder
@@ -57,13 +61,27 @@ class LlavaNext(Llava):
         layout = self._layout(grid)
         if layout is None:
             raise ValueError(f"there is no image of the grid {list(grid)}")
-        side, tiles = self._side, iter(tiles_of(pixels, grid))
+        tiles = iter(tiles_of(pixels, grid))
         whole = self._embed(next(tiles))
         found = whole.new_empty(len(whole) + layout.num_embeddings, whole.shape[1])
         found[: len(whole)] = whole
-        shape = layout.num_rows, layout.num_columns + 1, whole.shape[1]
-        picture = found[len(whole) :].view(shape)
+        rows, columns = layout.shape
+        picture = found[len(whole) :].view(rows, columns + 1, whole.shape[1])
         picture[:, -1] = self._newline
+        if layout.shrunk is None:
+            self._join(tiles, layout, picture)
+        else:
+            large = whole.new_empty(layout.num_rows, layout.num_columns, whole.shape[1])
+            self._join(tiles, layout, large)
+            planes = large.permute(2, 0, 1)[None]
+            shrunk = F.interpolate(planes, layout.shrunk, mode="bilinear")
+            picture[:, :-1] = shrunk[0].permute(1, 2, 0)
+        return found
+
+    def _join(self, tiles: Iterator[Tensor], layout: JoinedTiles, picture: Tensor) -> None:
+        """Computes the embeddings of tiles and writes them where they are in the picture, [rows,
+        columns or more, width]."""
+        side = self._side
         for number, tile in enumerate(tiles):
             row, column = divmod(number, layout.columns)
             top, left = row * side - layout.above, column * side - layout.left
@@ -71,7 +89,15 @@ class LlavaNext(Llava):
             columns = _within(left, side, layout.num_columns)
             patches = self._embed(tile).view(side, side, -1)
             picture[rows, columns] = patches[_moved(rows, -top), _moved(columns, -left)]
-        return found
+
+
+class LlavaOnevision(LlavaNext):
+    """See `specs.LlavaOnevisionTower`."""
+
+    def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
+        if grid[0] != 1:
+            return super().__call__(pixels, grid)
+        return torch.cat([self._embed(tiles_of(pixels, grid)[0]), self._newline[None]])
 
 
 def _within(begin: int, length: int, end: int) -> slice:

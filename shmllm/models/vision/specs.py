@@ -60,9 +60,11 @@ class LlavaNextTower(LlavaTower):
 
     Attributes:
         sizes: the possible sizes of the picture, multiples of a tile's.
+        most_tiles: see `join_tiles`.
     """
 
     sizes: tuple[Size, ...]
+    most_tiles: int = 0
 
     def joined(self, grid: Grid) -> JoinedTiles | None:
         """Returns how the tiles of an image lie; None: there is no such image."""
@@ -70,8 +72,31 @@ class LlavaNextTower(LlavaTower):
         if not height or not width:
             return None
         tile, side = self.encoder.image_size, self.encoder.side
-        found = join_tiles(height, width, self.sizes, tile, side)
+        found = join_tiles(height, width, self.sizes, tile, side, self.most_tiles)
         return found if found.num_tiles == tiles else None
+
+    def num_embeddings(self, grid: Grid) -> int:
+        """Returns how many embeddings an image has; 0: there is no such image."""
+        joined = self.joined(grid)
+        return self.encoder.side**2 + joined.num_embeddings if joined else 0
+
+    @property
+    def most_joined(self) -> int:
+        """The most patches of a picture whose embeddings are shrunk."""
+        if not self.most_tiles:
+            return 0
+        return max(map(prod, self.sizes)) // self.encoder.patch_size**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaOnevisionTower(LlavaNextTower):
+    """An image may have one tile, too, behind whose embeddings is the one that ends rows."""
+
+    def num_embeddings(self, grid: Grid) -> int:
+        """See `LlavaNextTower.num_embeddings`."""
+        if grid[0] == 1:
+            return self.encoder.side**2 + 1
+        return super(LlavaOnevisionTower, self).num_embeddings(grid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +212,7 @@ class Gemma3Tower:
 TowerSpec = (
     LlavaTower
     | LlavaNextTower
+    | LlavaOnevisionTower
     | Idefics3Tower
     | InternVLTower
     | Llama4Tower
@@ -258,8 +284,7 @@ class VisionSpec:
         if isinstance(self.tower, SquaresTower):
             return prod(grid) // self.merge_size**2 if self.tower.takes(*grid[1:]) else 0
         if isinstance(self.tower, LlavaNextTower):
-            joined = self.tower.joined(grid)
-            return self.tile_embeddings + joined.num_embeddings if joined else 0
+            return self.tower.num_embeddings(grid)
         return grid[0] * self.tile_embeddings
 
     @property
@@ -275,6 +300,11 @@ class VisionSpec:
         if isinstance(tower, SquaresTower):
             return tower.most_activations
         return tower.encoder.most_activations
+
+    @property
+    def most_joined(self) -> int:
+        """The most embeddings of an image that are in memory before they are shrunk."""
+        return self.tower.most_joined if isinstance(self.tower, LlavaNextTower) else 0
 
     @property
     def most_patches(self) -> int:

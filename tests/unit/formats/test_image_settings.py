@@ -22,6 +22,9 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+    LlavaOnevisionImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -40,6 +43,7 @@ PROCESSORS = [
     Idefics3ImageProcessorPil,
     LlavaImageProcessorPil,
     LlavaNextImageProcessorPil,
+    LlavaOnevisionImageProcessorPil,
     PixtralImageProcessorPil,
     Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import torch
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.llava_next.modeling_llava_next import unpad_image
 
-from shmllm.formats.joined_tiles import DEFAULT_SIZES, best_size, join_tiles
+from shmllm.formats.joined_tiles import (
+    DEFAULT_SIZES,
+    ONEVISION_SIZES,
+    best_size,
+    join_tiles,
+    read_most_tiles,
+)
 
 TILE, SIDE = 336, 24
 
@@ -32,6 +39,28 @@ def test_sizes_and_patches_are_those_of_transformers() -> None:
         if kept.numel():
             assert int(kept[0, 0]) == joined.above * columns + joined.left
         assert joined.num_embeddings == len(kept) * (kept.shape[1] + 1)
+
+
+def test_large_pictures_are_shrunk() -> None:
+    """As in `pack_image_features` of transformers' LLaVA-OneVision."""
+    tile, side, most = 384, 27, 9
+    shapes = set()
+    for height, width in ((384, 384), (2304, 2304), (768, 1920), (1000, 2300), (2304, 30), (5, 7)):
+        joined = join_tiles(height, width, ONEVISION_SIZES, tile, side, most)
+        rows, columns = joined.num_rows, joined.num_columns
+        ratio = math.sqrt(rows * columns / (most * side**2))
+        if ratio > 1.1:
+            rows, columns = int(rows // ratio), int(columns // ratio)
+        assert joined.shape == (rows, columns)
+        assert (joined.shrunk is not None) == (ratio > 1.1)
+        assert joined.num_embeddings == rows * (columns + 1)
+        shapes.add(joined.shrunk)
+    assert len(shapes) > 2
+
+
+def test_ratios_are_names_with_a_number() -> None:
+    found = [read_most_tiles(each) for each in (None, "anyres_max_4", "anyres_max_0", "pad", 3)]
+    assert found == [9, 4, None, None, None]
 
 
 def test_the_first_of_equal_sizes_wins() -> None:

@@ -33,6 +33,9 @@ class Processor:
     def check(self, overrides: Any) -> None:
         self.checked = dict(overrides)
 
+    def among(self, count: int) -> dict[str, Any]:
+        return {"tokens": 1} if count == 4 else {}
+
     def open(self, name: str, value: Any) -> Any:
         return value
 
@@ -85,6 +88,16 @@ def ready(images: PromptItems, *given: Any, uuids: Any = None, **overrides: Any)
 
 def value_of(image: ReadyItem) -> int:
     return int(image.prepared.data[0, 0, 0, 0])
+
+
+def test_the_number_of_images_may_change_how_each_is_prepared() -> None:
+    def counts(images: PromptItems, number: int, **overrides: Any) -> list[int]:
+        given = ready(images, *map(picture, range(number)), **overrides)
+        return [each.prepared.num_tokens for each in given]
+
+    assert [counts(make(), number) for number in (1, 3, 4)] == [[2], [2] * 3, [1] * 4]
+    assert counts(make(), 4, tokens=5) == [5] * 4
+    assert counts(make(overrides={"tokens": 3}), 4) == [3] * 4
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -56,6 +57,11 @@ class Rules(ABC):
         Raises:
             RequestError: a field has a wrong type or value.
         """
+
+    @classmethod
+    def among(cls, count: int) -> Mapping[str, Any]:
+        """What changes if a prompt has so many images, unless a request says otherwise."""
+        return {}
 
     @abstractmethod
     def tiles(self, picture: Picture) -> Tiles:

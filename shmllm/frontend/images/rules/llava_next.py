@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class LlavaNextRules(Rules):
     @classmethod
     def of(cls, options: Options) -> Self:
         size = options.sides("size", SHORTEST, FIXED, one="shortest_edge")
-        crop = options.sides("crop_size", FIXED)
+        crop = options.sides("crop_size", FIXED) if "crop_size" in options.values else {}
         sides = {*size.values(), *crop.values()}
         if len(sides) > 1:
             raise RequestError(
@@ -47,7 +47,13 @@ class LlavaNextRules(Rules):
                 parameter="crop_size",
             )
         (tile,) = sides
-        return cls(tile=tile, sizes=_sizes(options, tile), resample=options.filter())
+        sizes = _sizes(options, tile)
+        return cls(tile=tile, sizes=sizes, resample=options.filter(), **cls._further(options))
+
+    @classmethod
+    def _further(cls, options: Options) -> dict[str, Any]:
+        """The attributes that a subclass has beside these."""
+        return {}
 
     def tiles(self, picture: Picture) -> Tiles:
         width, height = picture.size

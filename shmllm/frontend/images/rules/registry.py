@@ -18,6 +18,7 @@ from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.images.rules.lfm2_vl import Lfm2VlRules
 from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
+from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.pixtral import PixtralRules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
@@ -27,6 +28,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "CLIPImageProcessor": ClipRules,
     "LlavaImageProcessor": ClipRules,
     "LlavaNextImageProcessor": LlavaNextRules,
+    "LlavaOnevisionImageProcessor": LlavaOnevisionRules,
     "SiglipImageProcessor": SiglipRules,
     "Glm46VImageProcessor": Glm4vRules,
     "Glm4vImageProcessor": Glm4vRules,
@@ -92,4 +94,5 @@ def rules_of_request(settings: ImageSettings, overrides: Mapping[str, Any]) -> R
 
 def _rules(settings: ImageSettings, changes: dict[str, Any]) -> Rules:
     family = FAMILIES[settings.processor]
-    return family.of(Options(family.merged(dict(settings.options), changes)))
+    values = {**settings.options, "image_mean": settings.mean}
+    return family.of(Options(family.merged(values, changes)))

@@ -25,8 +25,11 @@ class Prepared:
     def mark(self, modality: str) -> str:
         return "<image>"
 
+    def overrides_among(self, modality: str, count: int) -> dict[str, Any]:
+        return {"several": True} if count > 2 else {}
+
     def ready(self, name: str, given: Any) -> list[tuple[int, int]]:
-        return [item.value.size for item in given.items]
+        return [(*item.value.size, *given.overrides) for item in given.items]
 
 
 class Answers:
@@ -155,6 +158,17 @@ def test_a_file_is_read_once_and_a_changed_one_is_another_image(cat: Path) -> No
         {"type": "image", "image": (9, 4)},
     ]
     assert messages[0]["content"][0] == first
+
+
+def test_images_may_be_prepared_otherwise_among_several(cat: Path) -> None:
+    images = ChatItems(Prepared())  # type: ignore[arg-type]
+    part = images.attach("image", str(cat)).part
+    messages = Conversation().asked("one", [part, part]).messages
+    found = images.with_items(messages)[0]["content"]
+    assert [each["image"] for each in found[:2]] == [(8, 4)] * 2
+    messages = Conversation().asked("one", [part, part, part]).messages
+    found = images.with_items(messages)[0]["content"]
+    assert [each["image"] for each in found[:3]] == [(8, 4, "several")] * 3
 
 
 def test_a_model_without_images_refuses_them(cat: Path) -> None:

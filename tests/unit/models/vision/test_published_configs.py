@@ -10,7 +10,13 @@ from typing import Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import Growth
 from shmllm.models.specs import MoESpec
-from shmllm.models.vision.specs import InternVLTower, Llama4Tower, LlavaNextTower, VisionSpec
+from shmllm.models.vision.specs import (
+    InternVLTower,
+    Llama4Tower,
+    LlavaNextTower,
+    LlavaOnevisionTower,
+    VisionSpec,
+)
 from shmllm.models.vision.squares_specs import Glm4vTower, Qwen3Tower
 from shmllm_kernels.windows import Chunk
 
@@ -150,6 +156,42 @@ LLAVA_1_6: dict[str, Any] = {
     },
     "vision_feature_layer": -2,
     "vision_feature_select_strategy": "default",
+}
+LLAVA_ONEVISION: dict[str, Any] = {
+    "architectures": ["LlavaOnevisionForConditionalGeneration"],
+    "image_token_index": 151646,
+    "model_type": "llava_onevision",
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 24,
+        "model_type": "qwen2",
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "vocab_size": 152000,
+    },
+    "tie_word_embeddings": False,
+    "use_image_newline_parameter": True,
+    "video_token_index": 151647,
+    "vision_aspect_ratio": "anyres_max_9",
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 384,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 26,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
 }
 INTERNVL_3: dict[str, Any] = {
     "architectures": ["InternVLForConditionalGeneration"],
@@ -392,6 +434,21 @@ def test_llava_next(tmp_path: Path) -> None:
     assert vision.num_embeddings((5, 900, 900)) == whole + larger
     assert vision.num_embeddings((3, 300, 600)) == whole + 24 * 49
     assert vision.num_embeddings((5, 300, 600)) == 0
+
+
+def test_llava_onevision(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, LLAVA_ONEVISION)
+    assert config.tie_word_embeddings
+    assert isinstance(vision.tower, LlavaOnevisionTower)
+    assert (len(vision.tower.sizes), vision.tower.most_tiles) == (36, 9)
+    assert (vision.tower.encoder.num_layers, vision.tower.encoder.side) == (26, 27)
+    assert not vision.tower.encoder.final_norm
+    assert vision.num_embeddings((1, 900, 700)) == 730
+    assert vision.num_embeddings((10, 1152, 1152)) == 729 + 81 * 82
+    assert vision.num_embeddings((37, 2304, 2304)) == 729 + 81 * 82  # of 162 x 162 patches
+    assert vision.num_embeddings((11, 384 * 2, 384 * 5)) == 729 + 54 * 136
+    assert vision.num_embeddings((3, 1152, 1152)) == 0
+    assert vision.most_joined == 2304**2 // 14**2
 
 
 def test_internvl(tmp_path: Path) -> None:

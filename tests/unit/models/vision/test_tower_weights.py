@@ -22,7 +22,15 @@ from shmllm.models.weight_names import TOWER_PREFIXES, model_name, tower_name
 from shmllm.models.weight_staging import StagedWeights
 from shmllm.models.weights import load_dummy_weights, load_weights
 
-OLD_NAMES = ("llava", "llava_next", "llava-siglip", "gemma3", "lfm2_vl", "aya_vision")
+OLD_NAMES = (
+    "llava",
+    "llava_next",
+    "llava_onevision",
+    "llava-siglip",
+    "gemma3",
+    "lfm2_vl",
+    "aya_vision",
+)
 """The families whose older files have encoders below "vision_tower.vision_model."."""
 TOWERS = tuple(TOWER_PREFIXES.values())
 

@@ -16,6 +16,7 @@ from support.variants import slow
 from support.vision_models import (
     ALIKE,
     EACH_FAMILY,
+    JOINED,
     VISION_FAMILIES,
     make_vision_model,
     normalised,
@@ -32,8 +33,6 @@ from shmllm.models.vision.specs import Grid
 SIDE = 64
 SQUARES = ("gemma4", "glm4", "lfm2", "mistral", "qwen")
 ANY_SIZE = tuple(name for name in VISION_FAMILIES if name.startswith(SQUARES))
-JOINED = ("llava_next",)
-"""Families whose tiles make up a picture."""
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
@@ -50,6 +49,7 @@ GRIDS: dict[str, list[Grid]] = {
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
     "lfm2_vl": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
+    "llava_onevision": [(3, 90, 64), (5, 128, 128), (5, 101, 120), (1, 60, 70)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
     "internvl": [(1, 1, 1), (5, 2, 2)],
@@ -95,6 +95,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"vision_feature_select_strategy": "full"},
     ),
     "one size": ("llava_next", {}, {"image_grid_pinpoints": [[128, 64]]}),
+    "SigLIP's first layer behind joined tiles": (
+        "llava_onevision",
+        {},
+        {"vision_feature_layer": -2, "vision_aspect_ratio": "anyres_max_1"},
+    ),
+    "CLIP behind shrunk tiles": (
+        "llava_onevision",
+        {"model_type": "clip_vision_model"},
+        {"vision_feature_select_strategy": "default", "vision_aspect_ratio": "anyres_max_1"},
+    ),
     "InternVL's last norm": (
         "internvl",
         {"use_mean_pooling": False, "use_qk_norm": False, "attention_bias": False},

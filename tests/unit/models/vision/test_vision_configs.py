@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.vision_families import FAMILIES
-from support.vision_models import EACH_FAMILY, make_vision_model
+from support.vision_models import EACH_FAMILY, JOINED, make_vision_model
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -210,6 +210,15 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("llava_next", OUTER, {"use_image_newline_parameter": False}, "newline_parameter false is not"),
     ("llava_next", VISION, {"model_type": "pixtral"}, "model_type 'pixtral' is not supported"),
     ("llava_next", TEXT, {"model_type": "phi3"}, "model_type 'phi3' is not supported.*: llama, mi"),
+    ("llava_onevision", OUTER, {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio 'pad' is not"),
+    ("llava_onevision", OUTER, {"vision_aspect_ratio": "anyres_max_0"}, "supported: anyres_max_N"),
+    ("llava_onevision", OUTER, {"image_grid_pinpoints": [[64]]}, r"multiples of image_size \(64\)"),
+    (
+        "llava_onevision",
+        OUTER,
+        {"vision_feature_select_strategy": "default"},
+        "vision_feature_select_strategy 'default' is not supported with a siglip tower",
+    ),
     ("aya_vision", VISION, {"model_type": "clip_vision_model"}, "supported: siglip_vision_model"),
     ("aya_vision", OUTER, {"vision_feature_select_strategy": "default"}, "supported: full"),
     ("aya_vision", OUTER, {"vision_feature_layer": [-1, -2]}, "only one layer is"),
@@ -419,9 +428,10 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
-    counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28, "llava_next": 16 + 8 * 5}
+    counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28}
+    counts |= {"llava_next": 16 + 8 * 5, "llava_onevision": 16 + 8 * 5}
     counts |= {"aya_vision": 28, "cohere2_vision": 28}
-    grid = (1, 4, 10) if any_size else (3, 128, 64) if name == "llava_next" else (7, 2, 3)
+    grid = (1, 4, 10) if any_size else (3, 128, 64) if name in JOINED else (7, 2, 3)
     assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))
 
 
