@@ -35,6 +35,7 @@ ARCHITECTURES: dict[str, str] = {
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "EuroBertModel": "eurobert",
     "Exaone4ForCausalLM": "exaone4",
+    "Exaone4_5_ForConditionalGeneration": "exaone4_5",
     "ExaoneForCausalLM": "exaone",
     "ExaoneMoeForCausalLM": "exaone_moe",
     "FalconForCausalLM": "falcon",
@@ -209,6 +210,7 @@ _WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "AyaVisionForConditionalGeneration": ("cohere2", "cohere"),
     "Cohere2VisionForConditionalGeneration": ("cohere2",),
+    "Exaone4_5_ForConditionalGeneration": ("exaone4", "exaone4_5_text"),
     "KimiK25ForConditionalGeneration": ("deepseek_v3",),
     "KimiVLForConditionalGeneration": ("deepseek_v3",),
     "Kimi_K25ForConditionalGeneration": ("deepseek_v3",),

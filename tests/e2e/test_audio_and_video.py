@@ -34,11 +34,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "two threads": {"num_threads": 2},
 }
-FEW_BLOCKS = {"gemma4": 31, "gemma4, videos": 55}
+FEW_BLOCKS = {"exaone4_5": 31, "gemma4": 31, "gemma4, videos": 55}
 """The size of a pool that has room for about two prompts."""
 NAMES = [
     *("qwen2_audio", "voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
-    *map(slow, ("qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v")),
+    *map(
+        slow,
+        ("exaone4_5", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v"),
+    ),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
     *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
 ]

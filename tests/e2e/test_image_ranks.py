@@ -78,6 +78,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "qwen2_5_vl",
         "qwen2_5_omni",
         "qwen3_omni_moe",
+        "exaone4_5",
         "mistral3",
         "llama4",
         "lfm2_vl",

@@ -1,4 +1,5 @@
-"""transformers' greedy tokens for prompts with images and videos of Qwen, GLM and Gemma 4."""
+"""transformers' greedy tokens for prompts with images and videos of Qwen, GLM, EXAONE and
+Gemma 4."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ def reference_tokens(
             for token in (config.video_start_token_id, config.video_end_token_id)
         )
         is_image, is_video = is_image & (begun <= ended), is_image & (begun > ended)
-    if "omni" not in model.vision_family:
+    if "omni" not in model.vision_family and not model.vision_family.startswith("exaone"):
         inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
     with placed(model, is_image, is_video):
         output = model.generate(

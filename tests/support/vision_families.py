@@ -407,6 +407,21 @@ FAMILIES = {
         patch_size=14,
         size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
     ),
+    "exaone4_5": _qwen(
+        "Exaone4_5_",
+        {"model_type": "exaone4", "sliding_window": 16}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        QWEN
+        | {"hidden_size": 64, "num_heads": 4, "num_key_value_heads": 2}
+        | {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1, 3]},
+        **CLIP_MEAN,
+        patch_size=14,
+        size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+    )._replace(
+        marks=(*_CHATML, *_PAD_MARKS[:2], "<vision>", "</vision>"),
+        ids=dict([*_QWEN_IDS.items()][:2]),
+        chat="<vision><|image_pad|></vision>",
+    ),
     "qwen2_5_omni": _qwen(
         "Qwen2_5OmniThinker",
         {"rope_parameters": QWEN2_ROPE},

@@ -77,12 +77,12 @@ class Placeholder(ABC):
 
 class TokenIds(NamedTuple):
     """The ids of tokens for which config.json has none: of an image, a video, and those around
-    videos, or around images, too."""
+    videos, or around images, too; -1: nothing asks for them."""
 
     image: int
     video: int
-    begin: int
-    end: int
+    begin: int = -1
+    end: int = -1
 
 
 def one_token(text: str, token: int, mark: str | None = None) -> dict[str, Any]:

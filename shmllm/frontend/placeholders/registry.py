@@ -13,6 +13,10 @@ from shmllm.frontend.placeholders.aya_vision import (
     AyaVisionPlaceholder,
     Cohere2VisionPlaceholder,
 )
+from shmllm.frontend.placeholders.exaone4_5 import (
+    Exaone45Placeholder,
+    Exaone45VideoPlaceholder,
+)
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.gemma4 import (
@@ -63,6 +67,7 @@ from shmllm.params.items import Modality
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
+    "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
     "Glm4vForConditionalGeneration": (Glm4vPlaceholder, Glm4vVideoPlaceholder),
     "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder, Glm4vMoeVideoPlaceholder),

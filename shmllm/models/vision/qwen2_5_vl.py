@@ -1,4 +1,4 @@
-"""The tower of Qwen 2.5 VL: most layers attend within windows of an image."""
+"""The tower of Qwen 2.5 VL and EXAONE 4.5: most layers attend within windows of an image."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class _Layer:
 
     def __init__(self, spec: Qwen2_5Tower, prefix: str, tower: Tower) -> None:
         width = spec.hidden_size
-        self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
+        self._heads, self._kv_heads = spec.num_heads, spec.num_kv_heads
+        self._activation = ACTIVATIONS[spec.activation]
         self._norms = [
             tower.make_rms_norm(f"{prefix}.norm{number}", width, _EPS) for number in (1, 2)
         ]
@@ -61,7 +62,8 @@ class _Layer:
             names = [f"{prefix}.attn.{name}" for name in "qkv"]
             self._qkv = tower.make_joined(names, width, width)
         else:
-            self._qkv = tower.make_dense(f"{prefix}.attn.qkv", 3 * width, width)
+            of_heads = width // spec.num_heads * (spec.num_heads + 2 * spec.num_kv_heads)
+            self._qkv = tower.make_dense(f"{prefix}.attn.qkv", of_heads, width)
         self._out = tower.make_dense(f"{prefix}.attn.proj", width, width)
         self._gate = tower.make_dense(f"{prefix}.mlp.gate_proj", spec.inner, width)
         self._up = tower.make_dense(f"{prefix}.mlp.up_proj", spec.inner, width)
@@ -70,7 +72,8 @@ class _Layer:
     def __call__(self, x: Tensor, rotation: Rotation, windows: list[Tensor]) -> Tensor:
         """Runs the layer: [patches, width] -> [patches, width]."""
         qkv = self._qkv(self._norms[0](x))
-        x = x + self._out(attend_within(qkv, self._heads, rotation, windows))
+        read = attend_within(qkv, self._heads, rotation, windows, self._kv_heads)
+        x = x + self._out(read)
         normed = self._norms[1](x)
         return x + self._down(self._activation(self._gate(normed)) * self._up(normed))
 

@@ -111,21 +111,29 @@ class Rotation:
         return torch.cat(turned, -1).to(x.dtype)
 
 
-def attend_within(x: Tensor, num_heads: int, rotation: Rotation, windows: list[Tensor]) -> Tensor:
+def attend_within(
+    x: Tensor, num_heads: int, rotation: Rotation, windows: list[Tensor], num_kv_heads: int = 0
+) -> Tensor:
     """Returns what patches read from those of their window.
 
     Args:
-        x: [patches, 3 * width]: queries, keys and values.
+        x: [patches, (num_heads + 2 * num_kv_heads) * head_dim]: queries, keys and values.
         num_heads: the number of heads.
         rotation: of queries and keys.
         windows: for each size of windows, [windows, patches] the numbers of the patches of each;
             empty: there is one window.
+        num_kv_heads: the number of key heads, and of value heads, each of which several query heads
+            read; 0: as many as those.
 
     Returns:
         [patches, width].
     """
-    q, k, v = x.unflatten(1, (3, num_heads, -1)).unbind(1)
+    num_kv_heads = num_kv_heads or num_heads
+    heads = x.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], 1)
     q, k = rotation(q), rotation(k)
+    if num_kv_heads != num_heads:
+        k, v = (each.repeat_interleave(num_heads // num_kv_heads, 1) for each in (k, v))
     if not windows:
         return attend(q[None], k[None], v[None])[0].flatten(1)
     out = torch.empty_like(q)

@@ -87,11 +87,13 @@ class Qwen2_5Tower(RotatedTower):
     Attributes:
         window: the side of the windows that patches attend within, in squares.
         full_layers: the layers that attend to the whole image.
+        num_kv_heads: the number of key heads, and of value heads.
         has_apart: whether checkpoints have the projections to queries, keys and values apart.
     """
 
     window: int
     full_layers: tuple[int, ...]
+    num_kv_heads: int
     has_apart: bool = False
 
 

@@ -20,6 +20,7 @@ import pytest
 from PIL import Image
 from transformers import (
     CLIPVisionConfig,
+    Exaone4_5_Config,
     Gemma3Config,
     Gemma4Config,
     Glm4vConfig,
@@ -40,6 +41,7 @@ from transformers import (
     SmolVLMConfig,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.exaone4_5.processing_exaone4_5 import Exaone4_5_Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
@@ -84,6 +86,7 @@ IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
 NAMES += ["gemma4", "mistral3", "mistral3, other tokens", "llava_next", "internvl", "glm4v"]
+NAMES += ["exaone4.5"]
 
 
 def without_videos(kind: Any) -> Any:
@@ -183,6 +186,7 @@ def _qwen(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
         "qwen2": (Qwen2VLProcessor, Qwen2VLConfig, "Qwen2VL", 14),
         "qwen2.5": (Qwen2_5_VLProcessor, Qwen2_5_VLConfig, "Qwen2_5_VL", 14),
         "qwen3": (Qwen3VLProcessor, Qwen3VLConfig, "Qwen3VL", 16),
+        "exaone4.5": (Exaone4_5_Processor, Exaone4_5_Config, "Exaone4_5_", 14),
     }[name]
     images = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=20000, patch_size=patch)
     processor = without_videos(kind)(images, tokens(QWEN), None)

@@ -17,7 +17,7 @@ from shmllm.models.vision.specs import (
     LlavaOnevisionTower,
     VisionSpec,
 )
-from shmllm.models.vision.squares_specs import Glm4vTower, Qwen3Tower
+from shmllm.models.vision.squares_specs import Glm4vTower, Qwen2_5Tower, Qwen3Tower
 from shmllm_kernels.windows import Chunk
 
 QWEN_3_VL_30B: dict[str, Any] = {
@@ -192,6 +192,52 @@ LLAVA_ONEVISION: dict[str, Any] = {
     },
     "vision_feature_layer": -1,
     "vision_feature_select_strategy": "full",
+}
+EXAONE_4_5: dict[str, Any] = {
+    "architectures": ["Exaone4_5_ForConditionalGeneration"],
+    "image_token_id": 67,
+    "model_type": "exaone4_5",
+    "text_config": {
+        "head_dim": 128,
+        "hidden_size": 5120,
+        "intermediate_size": 27392,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
+        "max_position_embeddings": 262144,
+        "model_type": "exaone4_5_text",
+        "num_attention_heads": 40,
+        "num_hidden_layers": 64,
+        "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1,
+        "rope_parameters": {
+            "factor": 16.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_theta": 1000000,
+            "rope_type": "llama3",
+        },
+        "sliding_window": 4096,
+        "sliding_window_pattern": "LLLG",
+        "vocab_size": 153600,
+    },
+    "tie_word_embeddings": False,
+    "video_token_id": 68,
+    "vision_config": {
+        "depth": 28,
+        "fullatt_block_indexes": [6, 13, 20, 27],
+        "hidden_size": 2048,
+        "in_channels": 3,
+        "intermediate_size": 5120,
+        "model_type": "exaone4_5_vision",
+        "num_heads": 32,
+        "num_key_value_heads": 8,
+        "out_hidden_size": 5120,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "tokens_per_second": 2,
+        "window_size": 112,
+    },
 }
 INTERNVL_3: dict[str, Any] = {
     "architectures": ["InternVLForConditionalGeneration"],
@@ -449,6 +495,18 @@ def test_llava_onevision(tmp_path: Path) -> None:
     assert vision.num_embeddings((11, 384 * 2, 384 * 5)) == 729 + 54 * 136
     assert vision.num_embeddings((3, 1152, 1152)) == 0
     assert vision.most_joined == 2304**2 // 14**2
+
+
+def test_exaone_4_5(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, EXAONE_4_5)
+    assert [config.attentions[layer].rope is None for layer in range(4)] == [False] * 3 + [True]
+    assert config.layer_windows[:4] == (4096, 4096, 4096, None)
+    assert isinstance(vision.tower, Qwen2_5Tower)
+    assert (vision.tower.num_heads, vision.tower.num_kv_heads, vision.tower.window) == (32, 8, 4)
+    assert (vision.image_token, vision.has_axes) == (67, False)
+    assert vision.video is not None
+    assert (vision.video.token, vision.video.in_one_piece) == (68, True)
+    assert vision.num_embeddings((1, 24, 24)) == 144
 
 
 def test_internvl(tmp_path: Path) -> None:

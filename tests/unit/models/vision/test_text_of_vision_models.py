@@ -19,6 +19,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llava-mistral": ("llava", {"model_type": "mistral", "sliding_window": 7}),
     "llava-qwen2": ("llava", {"model_type": "qwen2"}),
     "llava_next-mistral": ("llava_next", {"model_type": "mistral", "sliding_window": 7}),
+    "exaone4_5-pattern": ("exaone4_5", {"sliding_window_pattern": 2, "layer_types": None}),
     "internvl-llama": ("internvl", {"model_type": "llama"}),
     "internvl-qwen3": ("internvl", {"model_type": "qwen3", "head_dim": 16}),
     "internvl-qwen3_moe": (

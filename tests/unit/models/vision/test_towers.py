@@ -31,12 +31,13 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-SQUARES = ("gemma4", "glm4", "lfm2", "mistral", "qwen")
+SQUARES = ("exaone", "gemma4", "glm4", "lfm2", "mistral", "qwen")
 ANY_SIZE = tuple(name for name in VISION_FAMILIES if name.startswith(SQUARES))
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
+    "exaone4_5": [(1, 6, 14), (1, 2, 12)],
     "qwen2_5_omni": [(1, 4, 6), (1, 6, 14)],
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
     "qwen3_vl_moe": [(1, 4, 6)],
@@ -159,6 +160,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"head_dim": 8, "num_attention_heads": 6, "num_key_value_heads": 3, "standardize": False},
         {},
     ),
+    "EXAONE 4.5 with as many key heads": ("exaone4_5", {"num_key_value_heads": 4}, {}),
     "larger windows": ("qwen2_5_vl", {"window_size": 84, "fullatt_block_indexes": [2]}, {}),
     "windows everywhere": ("qwen2_5_vl", {"fullatt_block_indexes": []}, {}),
     "other squares and frames": (

@@ -231,6 +231,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("cohere2_vision", OUTER, {"downsample_factor": 3}, r"must divide the 4 patches"),
     ("cohere2_vision", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
     ("cohere2_vision", TEXT, {"model_type": "cohere"}, "model_type 'cohere' is not supported in"),
+    ("exaone4_5", VISION, {"model_type": "qwen2_5_vl"}, "supported: exaone4_5_vision"),
+    ("exaone4_5", VISION, {"num_key_value_heads": 3}, r"heads \(3\) must divide num_heads \(4\)"),
+    ("exaone4_5", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from the lang"),
+    ("exaone4_5", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("exaone4_5", TEXT, {"model_type": "exaone_moe"}, "model_type 'exaone_moe' is not supported"),
     ("lfm2_vl", VISION, {"model_type": "siglip_vision_model"}, "supported: siglip2_vision_model"),
     ("lfm2_vl", VISION, {"num_patches": 35}, r"num_patches \(35\) must be a square number"),
     ("lfm2_vl", VISION, {"patch_size": [16, 8]}, r"patch_size \[16, 8\] is not supported, only a"),
@@ -423,7 +428,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
     assert vision.num_levels == (3 if name.startswith(("qwen3_vl", "qwen3_omni")) else 0)
-    any_size = name.startswith(("gemma4", "glm4", "lfm2", "qwen", "mistral"))
+    any_size = name.startswith(("exaone", "gemma4", "glm4", "lfm2", "qwen", "mistral"))
     assert vision.has_axes == name.startswith(("glm4", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
