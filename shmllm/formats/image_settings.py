@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError
+from shmllm.formats import kimi_settings
 from shmllm.formats.internvl_chat import published_image_settings
 from shmllm.formats.joined_tiles import DEFAULT_SIZES, ONEVISION_SIZES
 from shmllm.formats.processor_files import PROCESSOR, read_object, read_section
@@ -51,6 +52,13 @@ _QWEN2_VL = {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
     "patch_size": 14,
     "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+_KIMI_K25 = {
+    "resample": BICUBIC,
+    "size": {"max_height": 512, "max_width": 512},
+    "max_patches": 16384,
+    "patch_size": 14,
     "merge_size": 2,
 }
 _PIXTRAL = {
@@ -113,6 +121,17 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "min_patches": 1,
         "max_patches": 12,
         "patch_size": 16,
+    },
+    "Kimi_K25ImageProcessor": _KIMI_K25,
+    kimi_settings.K25: _KIMI_K25,
+    kimi_settings.VL: {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "patch_size": 14,
+        "in_token_limit": 4096,
+        "merge_kernel_size": [2, 2],
+        "pad_input": False,
     },
     "Llama4ImageProcessor": {
         "resample": BILINEAR,
@@ -191,7 +210,10 @@ _OF_THE_PROCESSOR = {
 """The fields that the whole file of a processor has beside its image processor, and which count."""
 _IN_BFLOAT16 = ("Llama4ImageProcessor",)
 """The processors that compute with bfloat16 numbers."""
-_SCALED_BY_STD = ("Cohere2VisionImageProcessor", "Lfm2VlImageProcessor")
+_SCALED_BY_STD = (
+    *("Cohere2VisionImageProcessor", "Lfm2VlImageProcessor"),
+    "Kimi_K25ImageProcessor",
+)
 """The processors without a class on pillow: the scaling is part of mean and deviation."""
 _OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 
@@ -256,6 +278,7 @@ def settings_of(values: Any, where: str, processor: str | None = None) -> ImageS
     """
     if not isinstance(values, dict):
         raise EngineStartError(f"{where}: the image processor must be an object, not {values!r}")
+    values = kimi_settings.in_known_terms(values, where)
     processor = processor or _class_name(values, where)
     fields = _COMMON | _DEFAULTS.get(processor, {})
     fields |= {name: value for name, value in values.items() if value is not None}

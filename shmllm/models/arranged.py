@@ -72,6 +72,35 @@ class StackedMatrix(Arranged):
         return values.reshape(self.shape)
 
 
+class PairedRows(Arranged):
+    """A destination [rows, ...] of heads whose rotated pairs are neighbours, as what transformers
+    has with the first elements of all pairs of a head before the second ones.
+
+    Args:
+        own: the destination.
+        num_heads: the number of heads that its rows are those of.
+    """
+
+    def __init__(self, own: Any, num_heads: int) -> None:
+        super().__init__(own)
+        self._num_heads = num_heads
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.own.shape)
+
+    def of(self, own: Any) -> PairedRows:
+        return PairedRows(own, self._num_heads)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        halves: Tensor = values.unflatten(0, (self._num_heads, 2, -1))
+        return halves.transpose(1, 2).flatten(0, 2)
+
+    def clone(self) -> Tensor:
+        pairs: Tensor = self.own.clone().unflatten(0, (self._num_heads, -1, 2))
+        return pairs.transpose(1, 2).flatten(0, 2)
+
+
 class SpreadColumns(Arranged):
     """A destination [rows, width] as what a checkpoint has as [columns, rows]: each of its columns
     is one of those.

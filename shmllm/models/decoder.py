@@ -220,6 +220,8 @@ class DecoderModel(Model):
             weights = self._rename_modules(weights, self.config)
         if self._other_names is not None:
             weights |= self._other_names(self._default_weights(), self.config)
+        for tower in self.towers.values():
+            weights |= tower.module_weights
         return self._shares_of(weights)
 
     def _shares_of(self, weights: NamedWeights) -> NamedWeights:

@@ -53,22 +53,20 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     )
 
 
-def read_tower(
-    vision: Fields, config: ModelConfig, num_kv_heads: int | None = None
-) -> Qwen2_5Tower:
+def read_tower(vision: Fields, config: ModelConfig, num_kv_heads: int = 0) -> Qwen2_5Tower:
     """Returns the tower that a ``vision_config`` describes.
 
     Args:
         vision: its fields.
         config: that of the language model.
-        num_kv_heads: the number of key heads, and of value heads; None: that of heads.
+        num_kv_heads: see `Qwen2_5Tower`.
     """
     shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)
     square = shared["patch_size"] * shared["merge_size"]
     return Qwen2_5Tower(
         **shared,
         inner=vision.integer("intermediate_size", 3420),
-        num_kv_heads=num_kv_heads or shared["num_heads"],
+        num_kv_heads=num_kv_heads,
         window=vision.integer("window_size", 112, minimum=square) // square,
         full_layers=read_layer_indices(
             vision, "fullatt_block_indexes", _FULL_LAYERS, shared["num_layers"]

@@ -143,6 +143,8 @@ class Tower(ABC):
         products: how it multiplies.
         named_weights: the destinations of all weights by their names in checkpoints, with the
             prefixes in `weight_names.TOWER_PREFIXES`.
+        module_weights: the destinations of what transformers' modules have in another order than
+            checkpoints, by their names there.
         neutral_weights: the weights of norms, with the value that changes nothing.
         unused: the prefixes of names of weights that a checkpoint has and the tower does not need.
     """
@@ -154,6 +156,7 @@ class Tower(ABC):
         self.dtype = self.input_dtype = storage.dtype
         self.products = Products()
         self.named_weights: NamedWeights = {}
+        self.module_weights: NamedWeights = {}
         self.neutral_weights: list[tuple[Tensor, float]] = []
 
     @abstractmethod

@@ -27,6 +27,7 @@ from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
+from shmllm.models.vision.kimi import Kimi
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
@@ -48,6 +49,7 @@ from shmllm.models.vision.specs import (
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     Glm4vTower,
+    KimiTower,
     Lfm2VlTower,
     PixtralTower,
     Qwen2_5Tower,
@@ -69,6 +71,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Qwen3Tower: Qwen3,
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
+    KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,
     Gemma4Tower: Gemma4,
     VoxtralTower: Voxtral,

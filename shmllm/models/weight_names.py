@@ -53,6 +53,7 @@ TOWER_PREFIXES = (
         for name, inners in {
             "vision_tower": ("vision_model.", ""),
             "multi_modal_projector": ("",),
+            "mm_projector": ("",),
             "visual": ("",),
             "vision_model": ("",),
             "connector": ("",),
@@ -74,8 +75,6 @@ SKIPPED_PREFIXES = (
     "mtp.",  # layers that predict several tokens
     *("talker.", "token2wav.", "code2wav."),  # what makes speech of text
     *TOWER_PREFIXES,
-    "model.mm_projector.",
-    "mm_projector.",
 )
 """The prefixes of tensors that a language model does not have."""
 

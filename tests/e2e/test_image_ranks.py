@@ -79,6 +79,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "qwen2_5_omni",
         "qwen3_omni_moe",
         "exaone4_5",
+        "kimi_k25",
         "mistral3",
         "llama4",
         "lfm2_vl",

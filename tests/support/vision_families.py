@@ -132,6 +132,10 @@ _LFM2_MARKS = (
     *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
     *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 5) for column in range(1, 5)),
 )
+_KIMI_MARKS = (
+    *("<|media_begin|>", "<|media_content|>", "<|media_end|>"),
+    "<|kimi_k25_video_placeholder|>",
+)
 _COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 16, "logit_scale": 0.25}
 _COHERE_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
 _COHERE_TILES = ("TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)))
@@ -476,6 +480,41 @@ FAMILIES = {
         | {"num_experts_per_tok": 2},
     ),
     "glm46v": _glm("Glm46V", {"model_type": "glm4v_text"}),
+    "kimi_k25": VisionFamily(
+        model="Kimi_K25",
+        text=TEXT
+        | {"model_type": "deepseek_v3", "num_key_value_heads": 4, "moe_intermediate_size": 32}
+        | {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+        | {"q_lora_rank": 24, "kv_lora_rank": 16, "first_k_dense_replace": 1}
+        | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        | {"num_nextn_predict_layers": 0},
+        vision={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "patch_size": 14,
+            "pos_emb_height": 6,
+            "pos_emb_width": 6,
+        },
+        outer={"projection_hidden_size": 32},
+        marks=(*_CHATML, "<|media_pad|>", *_KIMI_MARKS),
+        image="<|media_pad|>",
+        ids={
+            "image_token_id": "<|media_pad|>",
+            "video_token_id": "<|kimi_k25_video_placeholder|>",
+        },
+        chat="<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+        processor=("Kimi_K25", "kimi_k25"),
+        settings=HALF_MEAN
+        | {
+            "resample": BICUBIC,
+            "size": {"max_height": 512, "max_width": 512},
+            "max_patches": 32,
+            "patch_size": 14,
+            "merge_size": 2,
+        },
+    ),
     "mistral3": VisionFamily(
         model="Mistral3",
         text=TEXT | {"model_type": "mistral"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from support.kimi_files import save_published
 from support.one_thread import one_thread
 from support.torchvision_modules import import_without_torchvision
 from support.variants import slow
@@ -83,6 +85,8 @@ def make_vision_model(
     model.vision_family = name
     silence_marks(model)
     model.generation_config.eos_token_id = None
+    if name == "kimi_k25":
+        model.save_pretrained = partial(save_published, model, model.save_pretrained)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     _write(directory / "generation_config.json", {"eos_token_id": end})
@@ -145,6 +149,10 @@ def pixel_inputs(
     """
     if name in ("llama4", "cohere2_vision"):  # which are prepared with torchvision alone
         return {"pixel_values": normalised(name, tiles)}
+    if name == "kimi_k25":
+        pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
+        patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+        return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
     if name == "lfm2_vl":  # and these
         patches = LFM2_VL.convert_image_to_patches(normalised(name, tiles), 16)
         mask = torch.ones(patches.shape[:2], dtype=torch.int32)
@@ -183,7 +191,7 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).bfloat16()
         return pixels.mul(PREPARED["rescale_factor"]).sub(0.5).div(0.5).float()
     mean, std = (np.array(settings[key], np.float32) for key in ("image_mean", "image_std"))
-    if name in ("lfm2_vl", "cohere2_vision"):  # which have the scale in mean and deviation
+    if name in ("lfm2_vl", "cohere2_vision", "kimi_k25"):  # whose mean and deviation have the scale
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).float()
         factors = (torch.from_numpy(each)[:, None, None] * 255 for each in (mean, std))
         return pixels.sub(next(factors)).div(next(factors))
@@ -305,11 +313,12 @@ def draw_weights(model: torch.nn.Module, norms: float) -> None:
 
 
 def silence_marks(model: Any) -> None:
-    """Lets Gemma 4 generate no mark of an item, which transformers would read as padding."""
-    if model.vision_family.startswith("gemma4"):
-        marks = [getattr(model.config, f"{kind}_token_id") for kind in MODALITIES]
+    """Lets Gemma 4 and Kimi generate no mark of an item, which transformers would read as padding,
+    or as the first token."""
+    if model.vision_family.startswith(("gemma4", "kimi")):
+        marks = [getattr(model.config, f"{kind}_token_id", None) for kind in MODALITIES]
         with torch.no_grad():
-            model.lm_head.weight[marks] = 0
+            model.lm_head.weight[[mark for mark in marks if mark is not None]] = 0
 
 
 def draw_buffers(model: torch.nn.Module) -> None:

@@ -34,6 +34,7 @@ from shmllm.frontend.placeholders.glm4v import (
 )
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
+from shmllm.frontend.placeholders.kimi import KimiK25Placeholder, KimiVLPlaceholder
 from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import (
@@ -74,6 +75,9 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Lfm2VlForConditionalGeneration": (Lfm2VlPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
+    "KimiK25ForConditionalGeneration": (KimiK25Placeholder,),
+    "KimiVLForConditionalGeneration": (KimiVLPlaceholder,),
+    "Kimi_K25ForConditionalGeneration": (KimiK25Placeholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),
     "LlavaOnevisionForConditionalGeneration": (LlavaOnevisionPlaceholder,),

@@ -31,11 +31,12 @@ def vision_fields(fields: Fields, *model_types: str) -> Fields | None:
     """
     vision = fields.whole.section("vision_config", *model_types)
     if vision is not None:
-        _check_channels(vision)
+        check_channels(vision)
     return vision
 
 
-def _check_channels(vision: Fields) -> None:
+def check_channels(vision: Fields) -> None:
+    """Checks that images have three channels."""
     for name in ("num_channels", "in_channels", "in_chans"):
         if (count := vision.integer(name, 3)) != 3:
             raise vision.error(f"{name} {count} is not supported; supported: 3")

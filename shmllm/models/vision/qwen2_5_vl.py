@@ -62,7 +62,8 @@ class _Layer:
             names = [f"{prefix}.attn.{name}" for name in "qkv"]
             self._qkv = tower.make_joined(names, width, width)
         else:
-            of_heads = width // spec.num_heads * (spec.num_heads + 2 * spec.num_kv_heads)
+            num_heads = spec.num_heads + 2 * (spec.num_kv_heads or spec.num_heads)
+            of_heads = width // spec.num_heads * num_heads
             self._qkv = tower.make_dense(f"{prefix}.attn.qkv", of_heads, width)
         self._out = tower.make_dense(f"{prefix}.attn.proj", width, width)
         self._gate = tower.make_dense(f"{prefix}.mlp.gate_proj", spec.inner, width)

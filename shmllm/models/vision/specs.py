@@ -15,6 +15,7 @@ from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     Glm4vTower,
+    KimiTower,
     Lfm2VlTower,
     PixtralTower,
     Qwen2_5Tower,
@@ -223,6 +224,7 @@ TowerSpec = (
     | Qwen3Tower
     | PixtralTower
     | Glm4vTower
+    | KimiTower
     | Lfm2VlTower
     | Gemma4Tower
 )

@@ -87,13 +87,13 @@ class Qwen2_5Tower(RotatedTower):
     Attributes:
         window: the side of the windows that patches attend within, in squares.
         full_layers: the layers that attend to the whole image.
-        num_kv_heads: the number of key heads, and of value heads.
+        num_kv_heads: the number of key heads, and of value heads; 0: that of heads.
         has_apart: whether checkpoints have the projections to queries, keys and values apart.
     """
 
     window: int
     full_layers: tuple[int, ...]
-    num_kv_heads: int
+    num_kv_heads: int = 0
     has_apart: bool = False
 
 
@@ -143,6 +143,33 @@ class Glm4vTower(RotatedTower):
     def num_elements(self) -> int:
         """About the number of its parameters, without those behind the encoder."""
         return super(Glm4vTower, self).num_elements + self.num_positions * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiTower(RotatedTower):
+    """
+    Attributes:
+        table_side: the number of rows, and of columns, of the table of positions.
+        projector_eps: of the norm behind the encoder.
+        is_k25: whether checkpoints have the names of Kimi K2.5 for the projections of squares;
+            otherwise those of Kimi-VL.
+    """
+
+    table_side: int
+    projector_eps: float
+    is_k25: bool
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
+        of_patches = 3 * self.patch_size**2 + self.table_side**2
+        return self.hidden_size * (of_layers + of_patches + self.merge_size**4 * self.hidden_size)
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`: its MLPs have two."""
+        return max(2 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

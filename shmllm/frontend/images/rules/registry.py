@@ -15,6 +15,7 @@ from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
+from shmllm.frontend.images.rules.kimi import KimiRules, KimiVLRules
 from shmllm.frontend.images.rules.lfm2_vl import Lfm2VlRules
 from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
@@ -35,6 +36,9 @@ FAMILIES: dict[str, type[Rules]] = {
     "Cohere2VisionImageProcessor": Cohere2VisionRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,
+    "KimiK25VisionProcessor": KimiRules,
+    "KimiVLImageProcessor": KimiVLRules,
+    "Kimi_K25ImageProcessor": KimiRules,
     "Llama4ImageProcessor": Llama4Rules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,

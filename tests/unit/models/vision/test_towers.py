@@ -31,7 +31,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-SQUARES = ("exaone", "gemma4", "glm4", "lfm2", "mistral", "qwen")
+SQUARES = ("exaone", "gemma4", "glm4", "kimi", "lfm2", "mistral", "qwen")
 ANY_SIZE = tuple(name for name in VISION_FAMILIES if name.startswith(SQUARES))
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
 GRIDS: dict[str, list[Grid]] = {
@@ -47,6 +47,7 @@ GRIDS: dict[str, list[Grid]] = {
     "glm4v": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 10, 2)],
     "glm4v_moe": [(1, 4, 6)],
     "glm46v": [(1, 4, 6)],
+    "kimi_k25": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
     "lfm2_vl": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
@@ -188,6 +189,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "Pixtral with larger squares": ("mistral3", {}, {"spatial_merge_size": 3}),
     "Pixtral with other wavelengths": ("mistral3", {"rope_theta": 100.0}, {}),
+    "Kimi with other wavelengths, activations and squares": (
+        "kimi_k25",
+        {"hidden_act": "gelu", "merge_kernel_size": [3, 3]}
+        | {"rope_parameters": {"rope_type": "axial", "rope_theta": 90.0}},
+        {"projection_layer_norm_eps": 1e-3},
+    ),
     "LFM2-VL without a norm and biases": (
         "lfm2_vl",
         {"hidden_act": "gelu", "vision_use_head": True, "layer_norm_eps": 1e-3},

@@ -236,6 +236,16 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("exaone4_5", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from the lang"),
     ("exaone4_5", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
     ("exaone4_5", TEXT, {"model_type": "exaone_moe"}, "model_type 'exaone_moe' is not supported"),
+    ("kimi_k25", VISION, {"model_type": "siglip_vision_model"}, "supported: kimi_k25_vision"),
+    ("kimi_k25", VISION, {"num_attention_heads": 3}, r"num_attention_heads \(3\) must divide"),
+    ("kimi_k25", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
+    ("kimi_k25", VISION, {"pos_emb_width": 5}, r"pos_emb_width \(5\) differs from pos_emb_height"),
+    ("kimi_k25", VISION, {"merge_kernel_size": [2, 1]}, r"merge_kernel_size \[2, 1\] is not"),
+    ("kimi_k25", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("kimi_k25", VISION, {"mm_projector_type": "mlp"}, "'mlp' is not supported; supported: patchm"),
+    ("kimi_k25", OUTER, {"projection_hidden_size": 64}, r"size \(64\) differs from hidden_size"),
+    ("kimi_k25", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("kimi_k25", TEXT, {"model_type": "deepseek_v2"}, "model_type 'deepseek_v2' is not supported"),
     ("lfm2_vl", VISION, {"model_type": "siglip_vision_model"}, "supported: siglip2_vision_model"),
     ("lfm2_vl", VISION, {"num_patches": 35}, r"num_patches \(35\) must be a square number"),
     ("lfm2_vl", VISION, {"patch_size": [16, 8]}, r"patch_size \[16, 8\] is not supported, only a"),
@@ -428,7 +438,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
     assert vision.num_levels == (3 if name.startswith(("qwen3_vl", "qwen3_omni")) else 0)
-    any_size = name.startswith(("exaone", "gemma4", "glm4", "lfm2", "qwen", "mistral"))
+    any_size = name.startswith(("exaone", "gemma4", "glm4", "kimi", "lfm2", "qwen", "mistral"))
     assert vision.has_axes == name.startswith(("glm4", "qwen"))
     assert vision.merge_size == (2 if any_size else 0)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
