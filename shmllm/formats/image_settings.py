@@ -139,6 +139,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_patches": 16,
         "resize_to_max_canvas": False,
     },
+    "MiniCPMV4_6ImageProcessor": {
+        "resample": BICUBIC,
+        "max_slice_nums": 9,
+        "scale_resolution": 448,
+        "patch_size": 14,
+        "slice_mode": True,
+        "downsample_mode": "16x",
+        "use_image_id": True,
+    },
     "Lfm2VlImageProcessor": {
         "resample": BILINEAR,
         "downsample_factor": 2,
@@ -205,6 +214,7 @@ _COMMON: dict[str, Any] = {
 }
 _OF_THE_PROCESSOR = {
     "Lfm2VlImageProcessor": ("use_image_special_tokens",),
+    "MiniCPMV4_6ImageProcessor": ("use_image_id",),
     "PixtralImageProcessor": ("patch_size", "spatial_merge_size"),
 }
 """The fields that the whole file of a processor has beside its image processor, and which count."""

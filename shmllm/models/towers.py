@@ -31,6 +31,7 @@ from shmllm.models.vision.kimi import Kimi
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
+from shmllm.models.vision.minicpmv4_6 import MiniCPMV
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
@@ -51,6 +52,7 @@ from shmllm.models.vision.squares_specs import (
     Glm4vTower,
     KimiTower,
     Lfm2VlTower,
+    MiniCPMVTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
@@ -73,6 +75,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Glm4vTower: Glm4v,
     KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,
+    MiniCPMVTower: MiniCPMV,
     Gemma4Tower: Gemma4,
     VoxtralTower: Voxtral,
     WhisperTower: Whisper,

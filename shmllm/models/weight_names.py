@@ -54,6 +54,7 @@ TOWER_PREFIXES = (
             "vision_tower": ("vision_model.", ""),
             "multi_modal_projector": ("",),
             "mm_projector": ("",),
+            "merger": ("",),
             "visual": ("",),
             "vision_model": ("",),
             "connector": ("",),

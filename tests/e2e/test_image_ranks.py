@@ -80,6 +80,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "qwen3_omni_moe",
         "exaone4_5",
         "kimi_k25",
+        "minicpmv4_6",
         "mistral3",
         "llama4",
         "lfm2_vl",
@@ -221,7 +222,8 @@ def test_drafts_change_no_tokens(subject: Subject, drafter: str, tmp_path: Path)
     config = {"num_speculative_tokens": 3, "adaptive": False, **DRAFTERS[drafter]}
     if drafter == "draft_model":
         config["model"] = subject.directory
-        if "qwen3_5" in subject.model.vision_family:  # a model with states cannot draft
+        # A model with states cannot draft.
+        if subject.model.vision_family.startswith(("qwen3_5", "minicpm")):
             config["model"] = str(tmp_path)
             make_vision_model("qwen3_vl", tmp_path)
     with LLM(subject.directory, **BASE) as llm:

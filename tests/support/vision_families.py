@@ -136,6 +136,7 @@ _KIMI_MARKS = (
     *("<|media_begin|>", "<|media_content|>", "<|media_end|>"),
     "<|kimi_k25_video_placeholder|>",
 )
+_MINICPM_MARKS = (*("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),)
 _COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 16, "logit_scale": 0.25}
 _COHERE_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
 _COHERE_TILES = ("TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)))
@@ -513,6 +514,27 @@ FAMILIES = {
             "max_patches": 32,
             "patch_size": 14,
             "merge_size": 2,
+        },
+    ),
+    "minicpmv4_6": VisionFamily(
+        model="MiniCPMV4_6",
+        text=_qwen3_5("Qwen3_5", {}).text | {"model_type": "qwen3_5_text"},
+        vision=VISION | {"num_hidden_layers": 3, "patch_size": 14, "image_size": 70},
+        outer={"insert_layer_id": 1},
+        marks=(*_CHATML, "<|image_pad|>", *_MINICPM_MARKS),
+        image="<|image_pad|>",
+        ids={"image_token_id": "<|image_pad|>"},
+        chat="<|image_pad|>",
+        processor=("MiniCPMV4_6", "minicpmv4_6"),
+        settings=HALF_MEAN
+        | {
+            "resample": BICUBIC,
+            "patch_size": 14,
+            "scale_resolution": 84,
+            "max_slice_nums": 4,
+            "slice_mode": True,
+            "downsample_mode": "16x",
+            "use_image_id": True,
         },
     ),
     "mistral3": VisionFamily(

@@ -153,6 +153,10 @@ def pixel_inputs(
         pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
         return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
+    if name == "minicpmv4_6":
+        rows = normalised(name, tiles)[0].unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
+        patches = rows.permute(0, 2, 1, 3, 4).flatten(2)
+        return {"pixel_values": patches[None], "target_sizes": torch.tensor([grid[1:]])}
     if name == "lfm2_vl":  # and these
         patches = LFM2_VL.convert_image_to_patches(normalised(name, tiles), 16)
         mask = torch.ones(patches.shape[:2], dtype=torch.int32)
@@ -274,6 +278,11 @@ def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:
         }
         count = {"batch_num_images": torch.tensor([len(each)])}
         return found | (count if name == "llava_onevision" else {})
+    if name == "minicpmv4_6":
+        return {
+            "pixel_values": torch.cat([one["pixel_values"] for one in each], -1),
+            "target_sizes": torch.cat([one["target_sizes"] for one in each]),
+        }
     if name == "lfm2_vl":
         return {
             key: torch.nn.utils.rnn.pad_sequence(

@@ -41,7 +41,7 @@ def expand_text(
             f"{placeholder.replaced!r} {len(parts) - 1} times; write {placeholder.mark!r} once for "
             f"each {placeholder.modality}"
         )
-    expansions = [placeholder.expansion(item) for item in items]
+    expansions = placeholder.expansions(items)
     return "".join(piece for pair in zip(parts, [*expansions, ""], strict=True) for piece in pair)
 
 
@@ -144,7 +144,7 @@ def _are_marks(
     if found != num_tokens or not found:
         return True
     token = placeholder.token_id
-    expansion = list(encode(placeholder.expansion(items[0]).strip("\n")))
+    expansion = list(encode(placeholder.expansions(items)[0].strip("\n")))
     if token not in expansion:
         return True
     start = list(ids).index(token) - expansion.index(token)
@@ -180,7 +180,7 @@ def _replaced(
 ) -> list[int]:
     if not marks:
         return ids
-    texts = [placeholder.expansion(item) for item in items]
+    texts = placeholder.expansions(items)
     repeated = placeholder.token
     joined = any(text.startswith("\n") or text.endswith("\n") for text in texts)
     newlines = _newline_tokens(encode) if joined else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
@@ -73,6 +73,10 @@ class Placeholder(ABC):
     @abstractmethod
     def expansion(self, item: PreparedItem) -> str:
         """The text that replaces a mark, as transformers' processor writes it."""
+
+    def expansions(self, items: Sequence[PreparedItem]) -> list[str]:
+        """The texts of all items of a prompt, which may have numbers."""
+        return [self.expansion(item) for item in items]
 
 
 class TokenIds(NamedTuple):

@@ -42,6 +42,7 @@ from shmllm.frontend.placeholders.llava import (
     LlavaOnevisionPlaceholder,
     LlavaPlaceholder,
 )
+from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_omni import (
@@ -83,6 +84,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "LlavaOnevisionForConditionalGeneration": (LlavaOnevisionPlaceholder,),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
+    "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),

@@ -17,6 +17,7 @@ from shmllm.models.vision.squares_specs import (
     Glm4vTower,
     KimiTower,
     Lfm2VlTower,
+    MiniCPMVTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
@@ -226,6 +227,7 @@ TowerSpec = (
     | Glm4vTower
     | KimiTower
     | Lfm2VlTower
+    | MiniCPMVTower
     | Gemma4Tower
 )
 

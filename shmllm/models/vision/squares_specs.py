@@ -217,6 +217,30 @@ class Lfm2VlTower(SquaresTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MiniCPMVTower(SquaresTower):
+    """Squares of four patches become one in the middle of the encoder, and squares of four of those
+    behind it.
+
+    Attributes:
+        table_side: the number of rows, and of columns, of the table of positions.
+        merged_behind: the layer behind which patches become fewer.
+        eps: of the norms of the encoder.
+    """
+
+    table_side: int
+    merged_behind: int
+    eps: float
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
+        of_patches = 3 * self.patch_size**2 + self.table_side**2
+        of_merged = 20 * self.inner + 20 * self.hidden_size
+        return self.hidden_size * (of_layers + of_patches + of_merged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Tower(RotatedTower):
     """Norms on both sides of attention and MLP, means of squares, a norm and a projection. It has a
     table of positions for columns and one for rows, of `longest_side` each.

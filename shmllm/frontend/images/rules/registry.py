@@ -20,6 +20,7 @@ from shmllm.frontend.images.rules.lfm2_vl import Lfm2VlRules
 from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
+from shmllm.frontend.images.rules.minicpmv4_6 import MiniCPMVRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.pixtral import PixtralRules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
@@ -40,6 +41,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "KimiVLImageProcessor": KimiVLRules,
     "Kimi_K25ImageProcessor": KimiRules,
     "Llama4ImageProcessor": Llama4Rules,
+    "MiniCPMV4_6ImageProcessor": MiniCPMVRules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,
     "Qwen2VLImageProcessor": Qwen2VLRules,

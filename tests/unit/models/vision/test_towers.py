@@ -31,7 +31,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-SQUARES = ("exaone", "gemma4", "glm4", "kimi", "lfm2", "mistral", "qwen")
+SQUARES = ("exaone", "gemma4", "glm4", "kimi", "lfm2", "minicpm", "mistral", "qwen")
 ANY_SIZE = tuple(name for name in VISION_FAMILIES if name.startswith(SQUARES))
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
 GRIDS: dict[str, list[Grid]] = {
@@ -48,6 +48,7 @@ GRIDS: dict[str, list[Grid]] = {
     "glm4v_moe": [(1, 4, 6)],
     "glm46v": [(1, 4, 6)],
     "kimi_k25": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
+    "minicpmv4_6": [(1, 8, 12), (1, 4, 4), (1, 4, 40), (1, 24, 8)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
     "lfm2_vl": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
@@ -162,6 +163,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "EXAONE 4.5 with as many key heads": ("exaone4_5", {"num_key_value_heads": 4}, {}),
+    "MiniCPM-V 4.6 with other layers and activations": (
+        "minicpmv4_6",
+        {"hidden_act": "gelu", "layer_norm_eps": 1e-3, "image_size": 200},
+        {"insert_layer_id": 2},
+    ),
     "larger windows": ("qwen2_5_vl", {"window_size": 84, "fullatt_block_indexes": [2]}, {}),
     "windows everywhere": ("qwen2_5_vl", {"fullatt_block_indexes": []}, {}),
     "other squares and frames": (
@@ -216,7 +222,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def some_grid(name: str) -> Grid:
     """A small image of a family."""
     if name in ANY_SIZE:
-        return (1, 6, 8)
+        return (1, 8, 12)
     return (3, 110, 64) if name in JOINED else (1, 1, 1)
 
 
@@ -275,7 +281,7 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
     reference = make_vision_model(name, tmp_path, vision=vision, outer=outer)
     model = load(tmp_path)
     assert model.config.vision is not None
-    grid = (1, 6, 12) if name in ANY_SIZE else some_grid(name)
+    grid = (1, 12, 24) if name in ANY_SIZE else some_grid(name)
     tiles = make_tiles(model.config, grid)
     if "temporal_patch_size" in vision:
         settings: dict[str, Any] = {"merge_size": 1, "temporal_patch_size": 1}
@@ -362,10 +368,10 @@ def test_tiles_may_be_made_one_by_one(name: str, models: Models) -> None:
 def test_images_that_differ_from_their_grid_are_refused(name: str, models: Models) -> None:
     _, model = models(name)
     assert model.config.vision is not None
-    size = model.config.vision.patch_size
+    size, square = model.config.vision.patch_size, model.config.vision.merge_size
     with pytest.raises(ValueError, match=r"a grid of \[1, 4, 6\] patches has images of"):
         embed(model, torch.zeros(1, 3, 6 * size, 4 * size), (1, 4, 6))
-    with pytest.raises(ValueError, match="a grid of 4 x 5 patches has no squares of 2"):
+    with pytest.raises(ValueError, match=f"a grid of 4 x 5 patches has no squares of {square}"):
         embed(model, torch.zeros(1, 3, 4 * size, 5 * size), (1, 4, 5))
 
 

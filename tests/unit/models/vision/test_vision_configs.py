@@ -246,6 +246,15 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("kimi_k25", OUTER, {"projection_hidden_size": 64}, r"size \(64\) differs from hidden_size"),
     ("kimi_k25", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
     ("kimi_k25", TEXT, {"model_type": "deepseek_v2"}, "model_type 'deepseek_v2' is not supported"),
+    ("minicpmv4_6", VISION, {"model_type": "siglip_vision_model"}, "supported: minicpmv4_6_visio"),
+    ("minicpmv4_6", VISION, {"window_kernel_size": [4, 4]}, r"window_kernel_size \[4, 4\] is not"),
+    ("minicpmv4_6", OUTER, {"merge_kernel_size": [4, 4]}, r"merge_kernel_size \[4, 4\] is not"),
+    ("minicpmv4_6", OUTER, {"merger_times": 2}, "merger_times 2 is not supported; supported: 1"),
+    ("minicpmv4_6", OUTER, {"downsample_mode": "4x"}, "downsample_mode '4x' is not supported"),
+    ("minicpmv4_6", OUTER, {"insert_layer_id": 3}, r"insert_layer_id \(3\) is none of the 3"),
+    ("minicpmv4_6", OUTER, {"image_token_id": None}, "image_token_id is missing"),
+    ("minicpmv4_6", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("minicpmv4_6", TEXT, {"model_type": "qwen3"}, "model_type 'qwen3' is not supported"),
     ("lfm2_vl", VISION, {"model_type": "siglip_vision_model"}, "supported: siglip2_vision_model"),
     ("lfm2_vl", VISION, {"num_patches": 35}, r"num_patches \(35\) must be a square number"),
     ("lfm2_vl", VISION, {"patch_size": [16, 8]}, r"patch_size \[16, 8\] is not supported, only a"),
@@ -438,15 +447,18 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
     assert vision.num_levels == (3 if name.startswith(("qwen3_vl", "qwen3_omni")) else 0)
-    any_size = name.startswith(("exaone", "gemma4", "glm4", "kimi", "lfm2", "qwen", "mistral"))
+    any_size = name.startswith(("exaone", "gemma4", "glm4", "kimi", "lfm2", "minicpm", "mistral"))
+    any_size |= name.startswith("qwen")
     assert vision.has_axes == name.startswith(("glm4", "qwen"))
-    assert vision.merge_size == (2 if any_size else 0)
+    assert vision.merge_size == (0 if not any_size else 4 if name == "minicpmv4_6" else 2)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
     counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28}
     counts |= {"llava_next": 16 + 8 * 5, "llava_onevision": 16 + 8 * 5}
     counts |= {"aya_vision": 28, "cohere2_vision": 28}
-    grid = (1, 4, 10) if any_size else (3, 128, 64) if name in JOINED else (7, 2, 3)
+    grid = (3, 128, 64) if name in JOINED else (7, 2, 3)
+    if any_size:
+        grid = (1, 2 * vision.merge_size, 5 * vision.merge_size)
     assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))
 
 
