@@ -28,7 +28,9 @@ from support.audio_models import (
 from support.variants import slow
 from support.vision_families import FAMILIES, IMAGE_SIZE, WHISPER
 from support.vision_models import (
+    ANY_SIZE,
     EACH_FAMILY,
+    JOINED,
     image_token,
     make_vision_model,
     reference_embeddings,
@@ -320,9 +322,9 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param in SOUNDS:
         return SOUNDS[request.param](directory)
     model = make_vision_model(request.param, directory)
-    any_size = request.param.startswith(("gemma4", "glm4", "lfm2", "mistral", "qwen"))
+    any_size = request.param in ANY_SIZE
     size = model.config.vision_config.patch_size if any_size else 64
-    grid = (1, 4, 6) if any_size else (3, 128, 60) if "next" in request.param else (2, 1, 1)
+    grid = (1, 4, 8) if any_size else (3, 128, 60) if request.param in JOINED else (2, 1, 1)
     shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)
     pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
     wanted = reference_embeddings(model, pixels, grid)

@@ -42,6 +42,12 @@ VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
 ALIKE = ("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v")
 """Families with the tower of another one."""
+ANY_SIZE = tuple(
+    name
+    for name in VISION_FAMILIES
+    if name.startswith(("exaone", "gemma4", "glm4", "kimi", "lfm2", "minicpm", "mistral", "qwen"))
+)
+"""Families whose tower takes images of any size."""
 JOINED = ("llava_next", "llava_onevision")
 """Families whose tiles make up a picture."""
 EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)

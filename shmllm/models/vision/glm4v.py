@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from math import isqrt
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.specs import (
     Grid,
 )
-from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, in_squares
+from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, interpolated
 from shmllm.models.vision.squares_specs import (
     Glm4vTower,
 )
@@ -46,28 +45,13 @@ class Glm4v(Tower):
     def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
         spec = self._spec
         x = self._first_norm(embed_patches(pixels, grid, spec, self._patches))
-        x = x + self._interpolated(grid)
+        side = isqrt(spec.num_positions)
+        x = x + interpolated(self._positions.view(side, side, -1), grid, spec.merge_size)
         rotation = Rotation(grid, spec, x.device)
         for layer in self._layers:
             x = layer(x, rotation)
         squares = self._norm(x).unflatten(0, (-1, spec.merge_size**2))
         return self._merger(self._squares(squares.transpose(1, 2).flatten(1)))
-
-    def _interpolated(self, grid: Grid) -> Tensor:
-        """Returns the position embeddings [patches, width] of an image, square by square: those of
-        a square table, whose edges are those of the image, in float32."""
-        side, device = isqrt(self._spec.num_positions), self._positions.device
-        table = self._positions.float().view(1, side, side, -1).permute(0, 3, 1, 2)
-        rows, columns = (
-            (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count * 2 - 1
-            for count in grid[1:]
-        )
-        places = torch.stack(torch.meshgrid(rows, columns, indexing="ij")[::-1], -1)
-        places = in_squares(places, self._spec.merge_size)[None, :, None]
-        found = F.grid_sample(
-            table, places, mode="bicubic", padding_mode="border", align_corners=False
-        )
-        return found[0, :, :, 0].t().to(self.dtype)
 
 
 class _Layer:

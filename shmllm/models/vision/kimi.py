@@ -11,7 +11,7 @@ from shmllm.models.arranged import PairedRows
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Dense, LayerNorm, Tower
 from shmllm.models.vision.specs import Grid
-from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, in_squares
+from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, interpolated
 from shmllm.models.vision.squares_specs import KimiTower
 
 _ENCODER, _EPS = "vision_tower.", 1e-5
@@ -57,19 +57,13 @@ class Kimi(Tower):
 
     def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
         spec = self._spec
-        x = embed_patches(pixels, grid, spec, self._patches) + self._interpolated(grid)
+        x = embed_patches(pixels, grid, spec, self._patches)
+        x = x + interpolated(self._table, grid, spec.merge_size)
         rotation = _PairRotation(grid, spec, x.device)
         for layer in self._layers:
             x = layer(x, rotation)
         squares = self._projector_norm(self._norm(x)).view(-1, self._up.weight.shape[1])
         return self._down(F.gelu(self._up(squares)))
-
-    def _interpolated(self, grid: Grid) -> Tensor:
-        """Returns the position embeddings [patches, width] of an image, square by square: those of
-        a table whose edges are those of the image, in float32."""
-        planes = self._table.float().permute(2, 0, 1)[None]
-        found = F.interpolate(planes, grid[1:], mode="bicubic")[0].permute(1, 2, 0)
-        return in_squares(found, self._spec.merge_size).to(self.dtype)
 
 
 class _PairRotation(Rotation):

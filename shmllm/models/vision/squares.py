@@ -7,6 +7,7 @@ have any size that is a multiple of a square's.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.tower import Dense, attend
@@ -78,6 +79,30 @@ def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: De
     patches = patches_in_squares(pixels, grid, spec)
     repeated = patches.expand(-1, -1, spec.num_frames, -1, -1)
     return projection(repeated.flatten(1).to(projection.weight.dtype))
+
+
+def interpolated(table: Tensor, grid: Grid, size: int) -> Tensor:
+    """Returns the position embeddings [patches, width] of an image, square by square: those of a
+    table whose edges are those of the image, interpolated bicubically in float32.
+
+    Args:
+        table: [rows, columns, width].
+        grid: the shape of the image.
+        size: the side of a square.
+    """
+    rows, columns = (
+        (torch.arange(count, dtype=torch.float32, device=table.device) + 0.5) / count * 2 - 1
+        for count in grid[1:]
+    )
+    places = torch.stack(torch.meshgrid(rows, columns, indexing="ij")[::-1], -1)
+    found = F.grid_sample(
+        table.float().permute(2, 0, 1)[None],
+        in_squares(places, size)[None, :, None],
+        mode="bicubic",
+        padding_mode="border",
+        align_corners=False,
+    )
+    return found[0, :, :, 0].t().to(table.dtype)
 
 
 class Rotation:

@@ -15,6 +15,7 @@ from support.model_helpers import load
 from support.variants import slow
 from support.vision_models import (
     ALIKE,
+    ANY_SIZE,
     EACH_FAMILY,
     JOINED,
     VISION_FAMILIES,
@@ -31,8 +32,6 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-SQUARES = ("exaone", "gemma4", "glm4", "kimi", "lfm2", "minicpm", "mistral", "qwen")
-ANY_SIZE = tuple(name for name in VISION_FAMILIES if name.startswith(SQUARES))
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],

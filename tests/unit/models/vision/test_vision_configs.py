@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.vision_families import FAMILIES
-from support.vision_models import EACH_FAMILY, JOINED, make_vision_model
+from support.vision_models import ANY_SIZE, EACH_FAMILY, JOINED, make_vision_model
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -447,8 +447,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
     assert vision.num_levels == (3 if name.startswith(("qwen3_vl", "qwen3_omni")) else 0)
-    any_size = name.startswith(("exaone", "gemma4", "glm4", "kimi", "lfm2", "minicpm", "mistral"))
-    any_size |= name.startswith("qwen")
+    any_size = name in ANY_SIZE
     assert vision.has_axes == name.startswith(("glm4", "qwen"))
     assert vision.merge_size == (0 if not any_size else 4 if name == "minicpmv4_6" else 2)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
