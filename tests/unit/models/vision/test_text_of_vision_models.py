@@ -41,6 +41,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+PUBLISHED = {f"{name}ForConditionalGeneration" for name in ("KimiK25", "KimiVL")}
+"""Architectures that transformers does not have, of models that it has; see `test_kimi_files`."""
 UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
 
@@ -65,4 +67,5 @@ def test_every_architecture_with_a_tower_has_a_case() -> None:
     """A family with a tower has a function for it."""
     seeing = {name for name in TEXT_MODELS if hasattr(find_family(name), "read_vision")}
     assert seeing <= ARCHITECTURES.keys()
-    assert {f"{family.model}ForConditionalGeneration" for family in FAMILIES.values()} == seeing
+    names = {f"{family.model}ForConditionalGeneration" for family in FAMILIES.values()}
+    assert names | PUBLISHED == seeing
