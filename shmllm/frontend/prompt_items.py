@@ -161,7 +161,12 @@ class PromptItems:
 
     def overrides_among(self, modality: Modality, count: int) -> Mapping[str, Any]:
         """The overrides that items have because a prompt has so many of them, unless the option
-        `mm_processor_kwargs` has them, too."""
+        `mm_processor_kwargs` has them, too.
+
+        Raises:
+            RequestError: the model takes none.
+        """
+        self._check_taken(modality)
         found = self._processors[modality].among(count)
         return {name: value for name, value in found.items() if name not in self.options.overrides}
 

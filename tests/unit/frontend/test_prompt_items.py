@@ -98,6 +98,8 @@ def test_the_number_of_images_may_change_how_each_is_prepared() -> None:
     assert [counts(make(), number) for number in (1, 3, 4)] == [[2], [2] * 3, [1] * 4]
     assert counts(make(), 4, tokens=5) == [5] * 4
     assert counts(make(overrides={"tokens": 3}), 4) == [3] * 4
+    with pytest.raises(RequestError, match="the model takes no audio clips"):
+        make().overrides_among("audio", 4)
 
 
 @pytest.mark.parametrize(
