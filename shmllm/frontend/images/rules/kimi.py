@@ -87,7 +87,7 @@ class KimiVLRules(KimiRules):
                 "'pad_input' false is not supported; supported: true", parameter="pad_input"
             )
         merge = options.values.get("merge_kernel_size")
-        if not isinstance(merge, list | tuple) or len({*merge}) != 1:
+        if not isinstance(merge, list | tuple) or len(merge) != 2 or merge[0] != merge[1]:
             raise RequestError(
                 f"'merge_kernel_size' must have two equal numbers, not {merge!r}",
                 parameter="merge_kernel_size",

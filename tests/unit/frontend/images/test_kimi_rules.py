@@ -145,6 +145,8 @@ def test_very_narrow_images_of_kimi_vl_are_refused(
     [
         (VL | {"pad_input": False}, "'pad_input' false is not supported"),
         (VL | {"merge_kernel_size": [2, 3]}, "'merge_kernel_size' must have two equal numbers"),
+        (VL | {"merge_kernel_size": [[2], [2]]}, "'merge_kernel_size' must be a positive integer"),
+        (VL | {"merge_kernel_size": []}, "'merge_kernel_size' must have two equal numbers"),
         (VL | {"in_token_limit": 0}, "'in_token_limit' must be a positive integer"),
         ({"media_proc_cfg": K25 | {"fixed_output_tokens": 9}}, "fixed_output_tokens 9 is not"),
         ({"media_proc_cfg": 3}, "'media_proc_cfg' must be an object, not 3"),
