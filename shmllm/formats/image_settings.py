@@ -183,6 +183,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "patch_size": 16,
         "do_sample_frames": True,
     },
+    "PaddleOCRVLImageProcessor": _QWEN2_VL
+    | {
+        "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536},
+        "temporal_patch_size": 1,
+    },
     "PixtralImageProcessor": _PIXTRAL,
     "Gemma3ImageProcessor": {
         "resample": BILINEAR,
@@ -218,6 +223,8 @@ _OF_THE_PROCESSOR = {
     "PixtralImageProcessor": ("patch_size", "spatial_merge_size"),
 }
 """The fields that the whole file of a processor has beside its image processor, and which count."""
+OWN = "own_"
+"""What stands before the name of a field of an image processor in whose place such a field is."""
 _IN_BFLOAT16 = ("Llama4ImageProcessor",)
 """The processors that compute with bfloat16 numbers."""
 _SCALED_BY_STD = (
@@ -253,6 +260,10 @@ class ImageSettings:
     std: tuple[float, float, float]
     options: Mapping[str, Any]
 
+    def with_options(self, **options: Any) -> ImageSettings:
+        """These settings with other options."""
+        return replace(self, options=MappingProxyType({**self.options, **options}))
+
 
 def read_image_settings(directory: Path) -> ImageSettings | None:
     """Reads the settings of the image processor in a model's directory.
@@ -272,7 +283,8 @@ def read_image_settings(directory: Path) -> ImageSettings | None:
     whole = read_object(directory / PROCESSOR) or {}
     names = _OF_THE_PROCESSOR.get(settings.processor, ())
     outer = {name: whole[name] for name in names if whole.get(name) is not None}
-    return replace(settings, options=MappingProxyType({**settings.options, **outer}))
+    own = {f"{OWN}{name}": settings.options[name] for name in outer}
+    return settings.with_options(**own, **outer)
 
 
 def settings_of(values: Any, where: str, processor: str | None = None) -> ImageSettings:

@@ -19,25 +19,33 @@ from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec
 
 
-def configure(fields: Fields) -> ModelConfig:
+def configure(fields: Fields, *, interleaved: bool = True) -> ModelConfig:
+    """
+    Args:
+        fields: the fields of config.json.
+        interleaved: see `RopeConfig`.
+    """
     fields = fields.with_absent({"head_dim": 128})
-    attention = read_ernie_attention(fields, num_kv_heads=2)
+    attention = read_ernie_attention(fields, num_kv_heads=2, interleaved=interleaved)
     mlp = read_mlp(fields, bias=fields.flag("use_bias", False))
     layer = LayerSpec(mixer=attention, mlp=mlp)
     return ernie_model(fields, [layer] * read_num_layers(fields))
 
 
-def read_ernie_attention(fields: Fields, *, num_kv_heads: int) -> AttentionSpec:
+def read_ernie_attention(
+    fields: Fields, *, num_kv_heads: int, interleaved: bool = True
+) -> AttentionSpec:
     """Returns the attention with its rotation.
 
     Args:
         fields: the fields of config.json.
         num_kv_heads: the default of ``num_key_value_heads``.
+        interleaved: see `RopeConfig`.
     """
     bias = fields.flag("use_bias", False)
     attention = read_attention(fields, num_kv_heads=num_kv_heads, bias=bias, output_bias=bias)
     rope = RopeConfig.from_fields(
-        fields, _positions(fields), attention.head_dim, theta=500_000.0, interleaved=True
+        fields, _positions(fields), attention.head_dim, theta=500_000.0, interleaved=interleaved
     )
     return replace(attention, rope=rope)
 

@@ -29,12 +29,17 @@ NORMS = LayerNorms(
 )
 
 
-def configure(fields: Fields) -> ModelConfig:
+def configure(fields: Fields, partial: float = 0.5) -> ModelConfig:
+    """
+    Args:
+        fields: the fields of config.json.
+        partial: the default of ``partial_rotary_factor``.
+    """
     positions = read_positions(fields, 131_072)
     bias = fields.flag("attention_bias", True)
     attention = read_attention(fields, num_kv_heads=2, head_dim=128, bias=bias)
     rope = RopeConfig.from_fields(
-        fields, positions, attention.head_dim, partial=0.5, interleaved=True
+        fields, positions, attention.head_dim, partial=partial, interleaved=True
     )
     layer = LayerSpec(mixer=replace(attention, rope=rope), mlp=read_mlp(fields), norms=NORMS)
     model = read_model(fields, [layer] * read_num_layers(fields), positions)

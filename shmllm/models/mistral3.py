@@ -40,6 +40,20 @@ def configure(fields: Fields) -> ModelConfig:
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
+    tower = read_tower(fields, config)
+    if tower is None:
+        return None
+    token = read_item_token(fields, ("image_token_index", "image_token_id"), 10, config.vocab_size)
+    return VisionSpec(image_token=token, tower=tower, merge_size=tower.merge_size)
+
+
+def read_tower(fields: Fields, config: ModelConfig) -> PixtralTower | None:
+    """Returns Pixtral's tower and the projections behind it; None: there is no ``vision_config``.
+
+    Args:
+        fields: what `configure` got.
+        config: that of the language model, whose norms have the eps of the projections' norm.
+    """
     vision = vision_fields(fields, "pixtral")
     if vision is None:
         return None
@@ -50,24 +64,17 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     if (found := vision.integer("head_dim", head_dim)) != head_dim:
         raise vision.error(f"head_dim {found} is not supported; supported: {head_dim}")
     num_stored = vision.integer("num_hidden_layers", 24, maximum=MOST_LAYERS)
-    merge_size = whole.integer("spatial_merge_size", 2)
-    return VisionSpec(
-        image_token=read_item_token(
-            fields, ("image_token_index", "image_token_id"), 10, config.vocab_size
-        ),
-        tower=PixtralTower(
-            hidden_size=hidden_size,
-            num_layers=read_feature_layer(whole, num_stored, -1),
-            num_stored=num_stored,
-            num_heads=num_heads,
-            inner=vision.integer("intermediate_size", 4096),
-            patch_size=vision.integer("patch_size", 16),
-            merge_size=merge_size,
-            activation=read_vision_activation(vision, "hidden_act", "gelu"),
-            theta=read_theta(vision),
-            eps=config.norm.eps,
-            projector_activation=read_vision_activation(whole, "projector_hidden_act", "gelu"),
-            bias=whole.flag("multimodal_projector_bias", False),
-        ),
-        merge_size=merge_size,
+    return PixtralTower(
+        hidden_size=hidden_size,
+        num_layers=read_feature_layer(whole, num_stored, -1),
+        num_stored=num_stored,
+        num_heads=num_heads,
+        inner=vision.integer("intermediate_size", 4096),
+        patch_size=vision.integer("patch_size", 16),
+        merge_size=whole.integer("spatial_merge_size", 2),
+        activation=read_vision_activation(vision, "hidden_act", "gelu"),
+        theta=read_theta(vision),
+        eps=config.norm.eps,
+        projector_activation=read_vision_activation(whole, "projector_hidden_act", "gelu"),
+        bias=whole.flag("multimodal_projector_bias", False),
     )

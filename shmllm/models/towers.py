@@ -25,6 +25,8 @@ from shmllm.models.vision.aya_vision import AyaVision
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
+from shmllm.models.vision.glm_ocr import GlmOcr
+from shmllm.models.vision.got_ocr2 import GotOcr2
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
 from shmllm.models.vision.kimi import Kimi
@@ -32,6 +34,7 @@ from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
+from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
@@ -39,6 +42,7 @@ from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.specs import (
     AyaVisionTower,
     Gemma3Tower,
+    GotOcr2Tower,
     Idefics3Tower,
     InternVLTower,
     Llama4Tower,
@@ -50,9 +54,11 @@ from shmllm.models.vision.specs import (
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     Glm4vTower,
+    GlmOcrTower,
     KimiTower,
     Lfm2VlTower,
     MiniCPMVTower,
+    PaddleOcrVlTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
@@ -68,11 +74,14 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Llama4Tower: Llama4,
     AyaVisionTower: AyaVision,
     Gemma3Tower: Gemma3,
+    GotOcr2Tower: GotOcr2,
     Qwen2Tower: Qwen2,
     Qwen2_5Tower: Qwen2_5,
     Qwen3Tower: Qwen3,
+    PaddleOcrVlTower: PaddleOcrVl,
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
+    GlmOcrTower: GlmOcr,
     KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,
     MiniCPMVTower: MiniCPMV,

@@ -47,14 +47,25 @@ RENAMED_PREFIXES = {
 """What a prefix of a model's weights stands for. Mamba's is "backbone", GPT-NeoX's its name; the
 first files of GPT-2 and OPT, and those of models without an LM head, have none."""
 
+_SAME = {
+    "vision_encoder": "vision_tower",
+    "vision_projection": "multi_modal_projector",
+    "mlp_AR": "projector",
+}
+"""Other names for parts: those of LightOnOCR, and of PaddleOCR-VL's files."""
+
 TOWER_PREFIXES = (
     {
-        f"{outer}{name}.{inner}": f"{name}."
+        f"{outer}{name}.{inner}": f"{_SAME.get(name, name)}."
         for name, inners in {
             "vision_tower": ("vision_model.", ""),
             "multi_modal_projector": ("",),
             "mm_projector": ("",),
             "merger": ("",),
+            "vision_encoder": ("",),
+            "vision_projection": ("",),
+            "projector": ("",),
+            "mlp_AR": ("",),
             "visual": ("",),
             "vision_model": ("",),
             "connector": ("",),

@@ -49,8 +49,9 @@ def _shape_of_image(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     tiles, rows, columns = item.grid
     if vision.tile_size:
         return tiles, vision.tile_size, vision.tile_size, 3
-    merge, in_one_piece = vision.merge_size, len(item.spans) == 1
-    if tiles != 1 or rows % merge or columns % merge or (vision.has_axes and not in_one_piece):
+    if tiles != 1 or (vision.has_axes and len(item.spans) != 1):
+        return None
+    if not vision.num_embeddings(item.grid):
         return None
     return tiles, rows * vision.patch_size, columns * vision.patch_size, 3
 
@@ -61,8 +62,8 @@ def _shape_of_video(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     assert vision.video is not None, "it takes videos"
     assert isinstance(vision.tower, SquaresTower), "the tower joins frames"
     frames, rows, columns = item.grid
-    merge, size = vision.merge_size, vision.patch_size
-    if not frames or rows % merge or columns % merge:
+    size = vision.patch_size
+    if not vision.num_embeddings(item.grid):
         return None
     lengths = {end - begin for begin, end in item.spans}
     if len(item.spans) != (1 if vision.video.in_one_piece else frames) or len(lengths) > 1:

@@ -101,8 +101,16 @@ MADE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "glm_ocr": {
+        "vision": {"out_hidden_size": 32},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "llava": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "paddleocr_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "got_ocr2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "mistral3": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "lighton_ocr": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
     "gemma4": {
@@ -123,7 +131,10 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen3_5": [(1, 4, 6), (1, 4, 2)],
     "glm4v": [(1, 4, 6), (1, 4, 2)],
     "glm4v_moe": [(1, 4, 6), (1, 4, 2)],
+    "glm_ocr": [(1, 4, 6), (1, 4, 2)],
+    "paddleocr_vl": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
+    "lighton_ocr": [(1, 4, 6), (1, 5, 3)],
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],
     "gemma4-large": [(1, 4, 6), (1, 4, 2)],
@@ -215,7 +226,7 @@ def make_image(name: str, grid: Grid, seed: int) -> tuple[Grid, Any]:
 
 def vision_embeds(model: Any, name: str, grid: Grid) -> int:
     """Return how many embeddings an image has."""
-    return grid[1] * grid[2] // 4 if name in GRIDS else 16
+    return grid[1] // 2 * (grid[2] // 2) if name in GRIDS else 16
 
 
 def make_config(

@@ -62,3 +62,14 @@ def _resized(own: Any, image: Any, size: Any, resample: Any, **options: Any) -> 
 def _normalised(own: Any, images: Any, mean: Any, std: Any, **options: Any) -> Any:
     """As torchvision's function."""
     return images.sub(mean.view(-1, 1, 1)).div(std.view(-1, 1, 1))
+
+
+def without_videos(kind: Any) -> Any:
+    """A processor class that accepts None in place of its video processor."""
+
+    def check(self: Any, name: str, argument: Any) -> Any:
+        if name != "video_processor":
+            return kind.check_argument_for_proper_class(self, name, argument)
+        return None
+
+    return type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})

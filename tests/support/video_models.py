@@ -80,7 +80,7 @@ def reference_tokens(
             inputs[name] = torch.tensor([item.frame_seconds for item in videos])
     config = model.config
     is_image, is_video = ids == config.image_token_id, ids == config.video_token_id
-    if model.vision_family.startswith("glm4"):
+    if model.vision_family.startswith("glm"):
         begun, ended = (
             (ids == token).cumsum(1)
             for token in (config.video_start_token_id, config.video_end_token_id)
@@ -105,7 +105,7 @@ def reference_tokens(
 def placed(model: Any, is_image: Tensor, is_video: Tensor) -> Iterator[None]:
     """transformers 5.24 takes all image tokens of GLM for those of images, and for those of videos,
     too, and refuses prompts with both. Inside of the context it has the places of each."""
-    if not model.vision_family.startswith("glm4"):
+    if not model.vision_family.startswith("glm"):
         yield
         return
     model.model.get_placeholder_mask = lambda *_, **__: (is_image[..., None], is_video[..., None])

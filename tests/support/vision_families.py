@@ -272,7 +272,7 @@ def _glm(model: str, text: dict[str, Any]) -> VisionFamily:
         image="<|image|>",
         ids=_GLM_IDS,
         chat="<|begin_of_image|><|image|><|end_of_image|>",
-        processor=("Glm46V", "glm46v") if model == "Glm46V" else ("Glm4v", "glm4v"),
+        processor=("Glm4v", "glm4v") if model.startswith("Glm4v") else ("Glm46V", "glm46v"),
         settings=CLIP_MEAN
         | {
             "resample": BICUBIC,
@@ -537,6 +537,32 @@ FAMILIES = {
             "use_image_id": True,
         },
     ),
+    "glm_ocr": _glm(
+        "GlmOcr",
+        {"model_type": "glm_ocr_text", "head_dim": 32}
+        | {"rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}},
+    ),
+    "paddleocr_vl": VisionFamily(
+        model="PaddleOCRVL",
+        text=TEXT
+        | {"model_type": "paddleocr_vl_text", "head_dim": 16}
+        | {"rope_parameters": QWEN2_ROPE},
+        vision=VISION | {"patch_size": 14, "image_size": 70},
+        outer={},
+        marks=(*_CHATML, "<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"),
+        image="<|IMAGE_PLACEHOLDER|>",
+        ids={"image_token_id": "<|IMAGE_PLACEHOLDER|>"},
+        chat="<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+        processor=("PaddleOCRVL", "paddleocr_vl"),
+        settings=HALF_MEAN
+        | {
+            "resample": BICUBIC,
+            "patch_size": 14,
+            "temporal_patch_size": 1,
+            "merge_size": 2,
+            "size": {"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+        },
+    ),
     "mistral3": VisionFamily(
         model="Mistral3",
         text=TEXT | {"model_type": "mistral"},
@@ -553,6 +579,48 @@ FAMILIES = {
             "size": {"longest_edge": 2 * IMAGE_SIZE},
             "patch_size": 16,
             "spatial_merge_size": 2,
+        },
+    ),
+    "lighton_ocr": VisionFamily(
+        model="LightOnOcr",
+        text=TEXT | {"model_type": "qwen3", "head_dim": 16},
+        vision=VISION | {"model_type": "pixtral", "patch_size": 14},
+        outer={},
+        marks=(*_CHATML, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
+        image="<|image_pad|>",
+        ids={"image_token_id": "<|image_pad|>"},
+        chat="<|vision_start|><|image_pad|><|vision_end|>",
+        processor=("Pixtral", "pixtral"),
+        settings=CLIP_MEAN
+        | {"resample": BICUBIC, "size": {"longest_edge": 2 * IMAGE_SIZE}, "patch_size": 14},
+    ),
+    "got_ocr2": VisionFamily(
+        model="GotOcr2",
+        text=TEXT | {"model_type": "qwen2"},
+        vision={
+            "hidden_size": 32,
+            "output_channels": 24,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": IMAGE_SIZE,
+            "patch_size": 4,
+            "window_size": 5,
+            "global_attn_indexes": [1],
+            "mlp_dim": 64,
+        },
+        outer={},
+        marks=(*_CHATML, "<imgpad>", "<img>", "</img>"),
+        image="<imgpad>",
+        ids={"image_token_index": "<imgpad>"},
+        chat="<img><imgpad></img>",
+        processor=("GotOcr2", "got_ocr2"),
+        settings=CLIP_MEAN
+        | {
+            "crop_to_patches": False,
+            "max_patches": 12,
+            "min_patches": 1,
+            "resample": BICUBIC,
+            "size": _SQUARE,
         },
     ),
     "internvl": VisionFamily(

@@ -45,7 +45,8 @@ ALIKE = ("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v")
 ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
-    if name.startswith(("exaone", "gemma4", "glm4", "kimi", "lfm2", "minicpm", "mistral", "qwen"))
+    if name.startswith(("exaone", "gemma4", "glm", "kimi", "lfm2", "lighton", "minicpm"))
+    or name.startswith(("mistral", "paddle", "qwen"))
 )
 """Families whose tower takes images of any size."""
 JOINED = ("llava_next", "llava_onevision")
@@ -256,7 +257,7 @@ def reference_tokens(
     is_image = (ids == image_token(model)).long()
     if "omni" in model.vision_family:
         pass  # it finds the tokens itself
-    elif model.vision_family.startswith(("gemma4", "glm4", "qwen")):
+    elif model.vision_family.startswith(("gemma4", "glm", "paddle", "qwen")):
         inputs["mm_token_type_ids"] = is_image
     elif model.vision_family == "gemma3":
         inputs["token_type_ids"] = is_image

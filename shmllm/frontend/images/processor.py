@@ -43,7 +43,7 @@ class ImageProcessor(ItemProcessor[Picture]):
 
     def __init__(self, settings: ImageSettings, placeholder: ImagePlaceholder) -> None:
         super().__init__(placeholder)
-        self.settings = settings
+        self.settings = settings = placeholder.adapted(settings)
         self._sides = placeholder
         self._rules = rules_of_model(settings)
         placeholder.check_rules(self._rules)

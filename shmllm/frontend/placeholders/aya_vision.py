@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.cohere2_vision import Cohere2VisionRules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
@@ -50,6 +51,10 @@ class AyaVisionPlaceholder(TilesPlaceholder):
             tile=texts.get("tile_token", "TILE"),
             whole=texts.get("tile_global_token", "TILE_GLOBAL"),
         )
+
+    def adapted(self, settings: ImageSettings) -> ImageSettings:
+        """The processor cuts images into tiles whatever the image processor's file says."""
+        return settings.with_options(crop_to_patches=True)
 
     def expansion(self, item: PreparedItem) -> str:
         tokens = self.token * self.tokens

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import FRAMES_BEHIND, AudioSettings
+from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.videos.rules.family import VideoRules
@@ -122,6 +123,10 @@ class ImagePlaceholder(Placeholder):
     AUTHOR: ClassVar[str] = ""
 
     side: int | None
+
+    def adapted(self, settings: ImageSettings) -> ImageSettings:
+        """The image processor's settings as the model's processor calls it."""
+        return settings
 
     def check_rules(self, rules: Rules) -> None:
         """Checks that the rules for images suit the model's tower.

@@ -1,5 +1,5 @@
-"""GLM-4.1V, 4.5V and 4.6V: a token for each square of merged patches of an image, or of a frame of
-a video. The token is the same for both: those of a video lie between two others."""
+"""GLM-4.1V, 4.5V, 4.6V and GLM-OCR: a token for each square of merged patches of an image, or of a
+frame of a video. The token is the same for both: those of a video lie between two others."""
 
 from __future__ import annotations
 
@@ -77,6 +77,13 @@ class Glm46VPlaceholder(Glm4vPlaceholder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GlmOcrPlaceholder(Glm4vPlaceholder):
+    """The defaults of transformers' `GlmOcrConfig`."""
+
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(59_280, 59_281, 59_258, 59_259)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Glm4vVideoPlaceholder(VideoPlaceholder):
     """Each frame of a video is written as an image before its time.
 
@@ -129,3 +136,10 @@ class Glm46VVideoPlaceholder(Glm4vVideoPlaceholder):
 
     processors: ClassVar[tuple[str, ...]] = Glm4vVideoPlaceholder.processors[::-1]
     IMAGE: ClassVar[type[Glm4vPlaceholder]] = Glm46VPlaceholder
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmOcrVideoPlaceholder(Glm46VVideoPlaceholder):
+    """As GLM-4.6V's, with other ids."""
+
+    IMAGE: ClassVar[type[Glm4vPlaceholder]] = GlmOcrPlaceholder

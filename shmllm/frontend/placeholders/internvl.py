@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from shmllm.formats.image_settings import ImageSettings
 from shmllm.formats.internvl_chat import ENCODER, IMAGE_TOKEN
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
@@ -46,6 +47,10 @@ class InternVLPlaceholder(TilesPlaceholder):
             begin=texts.get("start_image_token", "<img>"),
             end=texts.get("end_image_token", "</img>"),
         )
+
+    def adapted(self, settings: ImageSettings) -> ImageSettings:
+        """The processor cuts images into tiles whatever the image processor's file says."""
+        return settings.with_options(crop_to_patches=True)
 
     def expansion(self, item: PreparedItem) -> str:
         return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"

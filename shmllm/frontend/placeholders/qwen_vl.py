@@ -1,5 +1,5 @@
-"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5 and 2.5-Omni: a token for each square of merged patches of an
-image, or of a frame of a video."""
+"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5, 2.5-Omni and PaddleOCR-VL: a token for each square of merged
+patches of an image, or of a frame of a video."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 from shmllm.frontend.images.rules.family import Rules
+from shmllm.frontend.images.rules.paddleocr_vl import PaddleOcrVlRules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
@@ -73,6 +74,21 @@ class Qwen35Placeholder(Qwen3VLPlaceholder):
     """The defaults of transformers' `Qwen3_5Config`."""
 
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(248056, 248057, 248053, 248054)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddleOcrVlPlaceholder(QwenVLPlaceholder):
+    """The defaults of transformers' `PaddleOCRVLConfig`."""
+
+    RULES: ClassVar[type[Rules]] = PaddleOcrVlRules
+    AUTHOR: ClassVar[str] = "PaddleOCR-VL"
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(100_295, 100_296, 101_305, 101_306)
+    TEXTS: ClassVar[TokenTexts] = TokenTexts(
+        image="<|IMAGE_PLACEHOLDER|>",
+        video="<|video_pad|>",
+        begin=("vision_start_token", "<|IMAGE_START|>"),
+        end=("vision_end_token", "<|IMAGE_END|>"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

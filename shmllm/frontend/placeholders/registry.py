@@ -31,11 +31,15 @@ from shmllm.frontend.placeholders.glm4v import (
     Glm4vVideoPlaceholder,
     Glm46VPlaceholder,
     Glm46VVideoPlaceholder,
+    GlmOcrPlaceholder,
+    GlmOcrVideoPlaceholder,
 )
+from shmllm.frontend.placeholders.got_ocr2 import GotOcr2Placeholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
 from shmllm.frontend.placeholders.kimi import KimiK25Placeholder, KimiVLPlaceholder
 from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
+from shmllm.frontend.placeholders.lighton_ocr import LightOnOcrPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import (
     LlavaNextPlaceholder,
@@ -55,6 +59,7 @@ from shmllm.frontend.placeholders.qwen_omni import (
     Qwen3ASRPlaceholder,
 )
 from shmllm.frontend.placeholders.qwen_vl import (
+    PaddleOcrVlPlaceholder,
     Qwen3VideoPlaceholder,
     Qwen3VLPlaceholder,
     Qwen35Placeholder,
@@ -73,8 +78,12 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
     "Glm4vForConditionalGeneration": (Glm4vPlaceholder, Glm4vVideoPlaceholder),
     "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder, Glm4vMoeVideoPlaceholder),
+    "GlmOcrForConditionalGeneration": (GlmOcrPlaceholder, GlmOcrVideoPlaceholder),
+    "GotOcr2ForConditionalGeneration": (GotOcr2Placeholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Lfm2VlForConditionalGeneration": (Lfm2VlPlaceholder,),
+    "LightOnOCRForConditionalGeneration": (LightOnOcrPlaceholder,),
+    "LightOnOcrForConditionalGeneration": (LightOnOcrPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
     "KimiK25ForConditionalGeneration": (KimiK25Placeholder,),
     "KimiVLForConditionalGeneration": (KimiVLPlaceholder,),
@@ -86,6 +95,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
+    "PaddleOCRVLForConditionalGeneration": (PaddleOcrVlPlaceholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen2_5OmniThinkerForConditionalGeneration": (

@@ -21,7 +21,8 @@ class SquaresPlaceholder(ImagePlaceholder):
     merge_size: int
 
     def count(self, grid: Grid) -> int:
-        return grid[0] * grid[1] * grid[2] // self.merge_size**2
+        frames, rows, columns = grid
+        return frames * (rows // self.merge_size) * (columns // self.merge_size)
 
     def check_rules(self, rules: Rules) -> None:
         super().check_rules(rules)

@@ -13,7 +13,9 @@ from typing import Any
 
 # A template that reads parts goes through them; to tell them from a string is not to read them:
 # Qwen3 takes "" for a content that is no string, and Llama 3 writes Python's text of a list.
-_READS_PARTS = re.compile(r"""\bfor\s+\w+\s+in\s+(\w+(\.|\[['"]))?content\b(?!['"]?\]?\s*[.(])""")
+_READS_PARTS = re.compile(
+    r"""\bfor\s+\w+\s+in\s+(\w+(\[-?\d+\])?(\.|\[['"]))?content\b(?!['"]?\]?\s*[.(])"""
+)
 _READS_STRINGS = re.compile(
     r"""\bcontent['"\]]*\s+is\s+(not\s+)?(string|iterable|sequence|mapping)\b"""
 )

@@ -18,10 +18,10 @@ def convolve(dense: Dense, x: Tensor, stride: int) -> Tensor:
     return rows.view(*windows.shape[:-2], -1)
 
 
-def convolve_plane(dense: Dense, x: Tensor) -> Tensor:
-    """Returns the convolution over frames and features that reads every other of both, [n, in,
-    rows, columns] -> [n, rows / 2, columns / 2, out]."""
-    windows = F.pad(x, (1, 1, 1, 1)).unfold(2, KERNEL, 2).unfold(3, KERNEL, 2)
+def convolve_plane(dense: Dense, x: Tensor, stride: int = 2) -> Tensor:
+    """Returns the convolution over frames and features, or over rows and columns, [n, in, rows,
+    columns] -> [n, rows / stride, columns / stride, out]."""
+    windows = F.pad(x, (1, 1, 1, 1)).unfold(2, KERNEL, stride).unfold(3, KERNEL, stride)
     rows = windows.permute(0, 2, 3, 1, 4, 5).flatten(3)
     out: Tensor = dense(rows.flatten(0, 2))
     return out.view(*rows.shape[:3], -1)

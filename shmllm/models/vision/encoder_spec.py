@@ -32,12 +32,12 @@ class LayerSpec(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """The encoder of CLIP, SigLIP, InternVL or Llama 4 for images of one size.
+    """The encoder of CLIP, SigLIP, InternVL, Llama 4 or SAM for images of one size.
 
     Attributes:
         kind: "clip": a class token, a norm before the layers and patches without a bias; "siglip":
             patches with a bias; "internvl": a class token, and patches with a bias; "llama4": see
-            `Llama4Tower`.
+            `Llama4Tower`; "sam": see `GotOcr2Tower`.
         hidden_size: the width of the stream.
         num_layers: how many layers are computed.
         num_heads: the number of heads.
@@ -51,7 +51,7 @@ class EncoderSpec:
             image, rounded down in float32, as in Idefics3.
     """
 
-    kind: Literal["clip", "siglip", "internvl", "llama4"]
+    kind: Literal["clip", "siglip", "internvl", "llama4", "sam"]
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -80,3 +80,15 @@ class EncoderSpec:
         """About the most numbers of a patch that are in memory at a time: an activation of the MLP
         has up to four tensors, and a layer three of the stream."""
         return 4 * self.inner + 3 * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamSpec(EncoderSpec):
+    """The encoder of SAM, which computes the scores of a head apart from its products."""
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`: all scores of a head, twice, beside the queries, keys
+        and values of all."""
+        of_scores = 6 * self.hidden_size + 2 * self.side**2
+        return max(of_scores, 4 * self.inner)

@@ -16,6 +16,7 @@ from shmllm.models.vision.specs import (
 from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, interpolated
 from shmllm.models.vision.squares_specs import (
     Glm4vTower,
+    GlmOcrTower,
 )
 
 _MERGER_EPS = 1e-5
@@ -27,7 +28,7 @@ class Glm4v(Tower):
     def __init__(self, spec: Glm4vTower, hidden_size: int, storage: Storage) -> None:
         super().__init__(storage)
         self._spec = spec
-        width, size, square = spec.hidden_size, spec.patch_size, spec.merge_size
+        width, size = spec.hidden_size, spec.patch_size
         self._patches = self.make_dense(
             "visual.patch_embed.proj", width, 3, spec.num_frames, size, size
         )
@@ -38,9 +39,7 @@ class Glm4v(Tower):
         self._layers = [
             _Layer(spec, f"visual.blocks.{layer}", self) for layer in range(spec.num_layers)
         ]
-        self._norm = self.make_rms_norm("visual.post_layernorm", width, spec.eps)
-        self._squares = self.make_dense("visual.downsample", hidden_size, width, square, square)
-        self._merger = _Merger(spec, hidden_size, self)
+        self._merger = Merger(spec, hidden_size, self)
 
     def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
         spec = self._spec
@@ -50,8 +49,7 @@ class Glm4v(Tower):
         rotation = Rotation(grid, spec, x.device)
         for layer in self._layers:
             x = layer(x, rotation)
-        squares = self._norm(x).unflatten(0, (-1, spec.merge_size**2))
-        return self._merger(self._squares(squares.transpose(1, 2).flatten(1)))
+        return self._merger(x)
 
 
 class _Layer:
@@ -81,11 +79,21 @@ class _Layer:
         return x + self._down(self._activation(self._gate(normed)) * self._up(normed))
 
 
-class _Merger:
-    """A projection, a norm, an activation and an MLP of each embedding."""
+class Merger:
+    """A norm of patches, a projection of squares of them, another one, a norm, an activation and an
+    MLP.
 
-    def __init__(self, spec: Glm4vTower, hidden_size: int, tower: Tower) -> None:
-        self._activation, at = ACTIVATIONS[spec.activation], "visual.merger."
+    Args:
+        spec: what the tower computes.
+        hidden_size: the width of embeddings.
+        tower: owns the weights.
+    """
+
+    def __init__(self, spec: Glm4vTower | GlmOcrTower, hidden_size: int, tower: Tower) -> None:
+        width, square, at = spec.hidden_size, spec.merge_size, "visual.merger."
+        self._activation, self._size = ACTIVATIONS[spec.activation], square
+        self._first_norm = tower.make_rms_norm("visual.post_layernorm", width, spec.eps)
+        self._squares = tower.make_dense("visual.downsample", hidden_size, width, square, square)
         self._first = tower.make_dense(f"{at}proj", hidden_size, hidden_size, bias=False)
         self._norm = tower.make_layer_norm(f"{at}post_projection_norm", hidden_size, _MERGER_EPS)
         self._gate, self._up = (
@@ -95,6 +103,8 @@ class _Merger:
         self._down = tower.make_dense(f"{at}down_proj", hidden_size, spec.merger_inner, bias=False)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Computes [embeddings, hidden] of the same."""
+        """Computes [embeddings, hidden] of patches [patches, width], square by square."""
+        squares = self._first_norm(x).unflatten(0, (-1, self._size**2))
+        x = self._squares(squares.transpose(1, 2).flatten(1))
         x = F.gelu(self._norm(self._first(x)))
         return self._down(self._activation(self._gate(x)) * self._up(x))

@@ -1,4 +1,5 @@
-"""The tower of Mistral 3: Pixtral's encoder, a projection of squares of patches, and two more."""
+"""The tower of Mistral 3 and LightOnOCR: Pixtral's encoder, a projection of squares of patches, and
+two more."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Pixtral(Tower):
         rotation = Rotation(grid, spec, x.device, alternating=True)
         for layer in self._layers:
             x = layer(x, rotation)
-        squares = self._norm(x).unflatten(0, (-1, spec.merge_size**2))
+        in_squares = spec.num_squares(*grid[1:]) * spec.merge_size**2
+        squares = self._norm(x[:in_squares]).unflatten(0, (-1, spec.merge_size**2))
         merged = self._merger(squares.transpose(1, 2).flatten(1))
         return self._down(ACTIVATIONS[spec.projector_activation](self._up(merged)))
 

@@ -11,13 +11,15 @@ from math import prod
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
 from shmllm.models.rope_config import UNTIMED, VideoTimes
-from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
+from shmllm.models.vision.encoder_spec import EncoderSpec, SamSpec, VisionActivation
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     Glm4vTower,
+    GlmOcrTower,
     KimiTower,
     Lfm2VlTower,
     MiniCPMVTower,
+    PaddleOcrVlTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
@@ -211,6 +213,40 @@ class Gemma3Tower:
         return self.encoder.num_elements
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GotOcr2Tower:
+    """An encoder most of whose layers attend within windows, convolutions that halve rows and
+    columns twice, and a projection.
+
+    Attributes:
+        encoder: the encoder.
+        window: the side of a window, in patches.
+        full_layers: the layers that attend to the whole tile.
+        qkv_bias: whether the projections to queries, keys and values have biases.
+        has_positions: whether patches have a table of positions.
+        has_distances: whether scores have terms for distances of rows and of columns.
+        neck: the width of the stream behind the layers.
+    """
+
+    encoder: SamSpec
+    window: int
+    full_layers: tuple[int, ...]
+    qkv_bias: bool
+    has_positions: bool
+    has_distances: bool
+    neck: int
+
+    @property
+    def out_side(self) -> int:
+        """The number of embeddings in a row."""
+        half = -(-self.encoder.side // 2)
+        return -(-half // 2)
+
+    @property
+    def num_elements(self) -> int:
+        return self.encoder.num_elements + self.neck * (self.encoder.hidden_size + 27 * self.neck)
+
+
 TowerSpec = (
     LlavaTower
     | LlavaNextTower
@@ -220,11 +256,14 @@ TowerSpec = (
     | Llama4Tower
     | AyaVisionTower
     | Gemma3Tower
+    | GotOcr2Tower
     | Qwen2Tower
     | Qwen2_5Tower
     | Qwen3Tower
+    | PaddleOcrVlTower
     | PixtralTower
     | Glm4vTower
+    | GlmOcrTower
     | KimiTower
     | Lfm2VlTower
     | MiniCPMVTower
@@ -286,7 +325,7 @@ class VisionSpec:
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings an image has; 0: there is no such image."""
         if isinstance(self.tower, SquaresTower):
-            return prod(grid) // self.merge_size**2 if self.tower.takes(*grid[1:]) else 0
+            return grid[0] * self.tower.num_squares(*grid[1:])
         if isinstance(self.tower, LlavaNextTower):
             return self.tower.num_embeddings(grid)
         return grid[0] * self.tile_embeddings

@@ -1,7 +1,8 @@
 """What the towers share that join squares of patches: the order of patches, and rotations.
 
 Patches follow one another square by square, because those of a square become one embedding. Images
-have any size that is a multiple of a square's.
+have any size that is a multiple of a square's, or, for towers that leave a rest, of a patch's:
+patches that are in no square follow the others.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ def in_squares(x: Tensor, size: int) -> Tensor:
     Returns:
         [rows * columns, ...].
     """
-    rows, columns = x.shape[:2]
-    squares = x.reshape(rows // size, size, columns // size, size, *x.shape[2:])
-    return squares.transpose(1, 2).flatten(0, 3)
+    rows, columns = (count - count % size for count in x.shape[:2])
+    whole = x[:rows, :columns]
+    squares = whole.reshape(rows // size, size, columns // size, size, *x.shape[2:])
+    ordered = squares.transpose(1, 2).flatten(0, 3)
+    if whole.shape == x.shape:
+        return ordered
+    return torch.cat([ordered, x[:rows, columns:].flatten(0, 1), x[rows:].flatten(0, 1)])
 
 
 def places_in_squares(grid: Grid, size: int, device: torch.device) -> Tensor:
@@ -63,7 +68,7 @@ def patches_in_squares(pixels: Tensor, grid: Grid, spec: SquaresTower) -> Tensor
             f"a grid of {list(grid)} patches has images of [1, 3, {rows * size}, "
             f"{columns * size}] pixels, not {list(pixels.shape)}"
         )
-    if rows % square or columns % square:
+    if not spec.leaves_rest and (rows % square or columns % square):
         raise ValueError(f"a grid of {rows} x {columns} patches has no squares of {square}")
     of_frames = torch.stack([patches_of(frame, size) for frame in pixels], 3)
     return in_squares(of_frames, square)
@@ -81,14 +86,15 @@ def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: De
     return projection(repeated.flatten(1).to(projection.weight.dtype))
 
 
-def interpolated(table: Tensor, grid: Grid, size: int) -> Tensor:
+def interpolated(table: Tensor, grid: Grid, size: int, mode: str = "bicubic") -> Tensor:
     """Returns the position embeddings [patches, width] of an image, square by square: those of a
-    table whose edges are those of the image, interpolated bicubically in float32.
+    table whose edges are those of the image, interpolated in float32.
 
     Args:
         table: [rows, columns, width].
         grid: the shape of the image.
         size: the side of a square.
+        mode: "bilinear" or "bicubic".
     """
     rows, columns = (
         (torch.arange(count, dtype=torch.float32, device=table.device) + 0.5) / count * 2 - 1
@@ -98,7 +104,7 @@ def interpolated(table: Tensor, grid: Grid, size: int) -> Tensor:
     found = F.grid_sample(
         table.float().permute(2, 0, 1)[None],
         in_squares(places, size)[None, :, None],
-        mode="bicubic",
+        mode=mode,
         padding_mode="border",
         align_corners=False,
     )

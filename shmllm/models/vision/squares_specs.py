@@ -29,6 +29,8 @@ class SquaresTower:
         num_frames: how often a patch of an image is repeated: that many frames make one.
         most_patches: the most patches of an image, and of a frame; 0: there is no bound.
         longest_side: the most patches in a row and in a column; 0: there is no bound.
+        leaves_rest: whether images may have rows and columns of patches that are in no square, and
+            for which no embedding stands.
     """
 
     hidden_size: int
@@ -41,11 +43,15 @@ class SquaresTower:
     num_frames: int = 1
     most_patches: int = 0
     longest_side: int = 0
+    leaves_rest: bool = False
 
-    def takes(self, rows: int, columns: int) -> bool:
-        """Returns whether images may have so many patches, as far as the tower has bounds."""
+    def num_squares(self, rows: int, columns: int) -> int:
+        """Returns how many squares an image of so many patches has; 0: there is no such image."""
+        size = self.merge_size
         few = not self.most_patches or rows * columns <= self.most_patches
-        return few and (not self.longest_side or max(rows, columns) <= self.longest_side)
+        few = few and (not self.longest_side or max(rows, columns) <= self.longest_side)
+        whole = self.leaves_rest or not (rows % size or columns % size)
+        return rows // size * (columns // size) if few and whole else 0
 
     @property
     def num_elements(self) -> int:
@@ -170,6 +176,47 @@ class KimiTower(RotatedTower):
     def most_activations(self) -> int:
         """See `EncoderSpec.most_activations`: its MLPs have two."""
         return max(2 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlmOcrTower(RotatedTower):
+    """
+    Attributes:
+        bias: whether the projections of its layers have biases.
+        eps: of the norms of the encoder.
+        merger_inner: the width of the activation's output in the MLP behind it.
+    """
+
+    bias: bool
+    eps: float
+    merger_inner: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddleOcrVlTower(RotatedTower):
+    """
+    Attributes:
+        num_positions: the length of the table of positions, a square number.
+        eps: of the norms of the encoder.
+    """
+
+    num_positions: int
+    eps: float
+
+    @property
+    def merged(self) -> int:
+        """The width of a square."""
+        return self.merge_size**2 * self.hidden_size
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`: its MLPs have two."""
+        return max(2 * self.inner, ROTATING * self.hidden_size) + 3 * self.hidden_size
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        return super(PaddleOcrVlTower, self).num_elements + self.num_positions * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,6 +135,50 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"model_type": "pixtral", "patch_size": 14},
     },
+    "LightOnOcr": {
+        "model_type": "lighton_ocr",
+        "text_config": {
+            "model_type": "qwen3",
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 16384,
+        },
+        "vision_config": {"model_type": "pixtral", "patch_size": 14},
+    },
+    "GlmOcr": {
+        "model_type": "glm_ocr",
+        "text_config": {
+            "model_type": "glm_ocr_text",
+            "hidden_size": 1536,
+            "intermediate_size": 4608,
+            "num_hidden_layers": 2,
+            "head_dim": 128,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]},
+        },
+        "vision_config": {"model_type": "glm_ocr_vision"},
+    },
+    "PaddleOCRVL": {
+        "model_type": "paddleocr_vl",
+        "num_hidden_layers": 2,
+        "vision_config": {"model_type": "paddleocr_vl"},
+    },
+    "GotOcr2": {
+        "model_type": "got_ocr2",
+        "text_config": {
+            "model_type": "qwen2",
+            "vocab_size": 151860,
+            "hidden_size": 1024,
+            "intermediate_size": 2816,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+        },
+        "vision_config": {"model_type": "got_ocr2_vision"},
+    },
     "Llava": {
         "model_type": "llava",
         "image_token_index": 32000,
@@ -299,8 +343,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 """The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
-LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Aya Vision 8B, Command A Vision, LFM2-VL-1.6B, Gemma 3
-4B, Gemma 4 31B and SmolVLM (2B), with fewer layers of text."""
+LightOnOCR-2, GLM-OCR, PaddleOCR-VL, GOT-OCR 2, LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Aya
+Vision 8B, Command A Vision, LFM2-VL-1.6B, Gemma 3 4B, Gemma 4 31B and SmolVLM (2B), with fewer
+layers of text."""
+
+
+ALIKE = ("AyaVision", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2")
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -344,7 +392,7 @@ class Allocations(TorchDispatchMode):
         self._now -= num_bytes
 
 
-@pytest.mark.parametrize("name", [slow(name) if name == "AyaVision" else name for name in CONFIGS])
+@pytest.mark.parametrize("name", [slow(name) if name in ALIKE else name for name in CONFIGS])
 def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> None:
     """In bfloat16, by at most a third: a GPU does without that memory."""
     content = CONFIGS[name] | {"architectures": [f"{name}ForConditionalGeneration"]}

@@ -1,5 +1,5 @@
-"""InternVL's and Aya Vision's images: resized to the number of square tiles whose ratio is nearest,
-and cut."""
+"""The images of InternVL, Aya Vision and GOT-OCR 2: resized to the number of square tiles whose
+ratio is nearest, and cut."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from shmllm.frontend.images.rules.options import Options
 
 @dataclass(frozen=True)
 class InternVLRules(ArrangedRules):
-    """The rules of transformers' `GotOcr2ImageProcessor` within an `InternVLProcessor` or an
-    `AyaVisionProcessor`, which cut images into tiles whatever the file of the former says.
+    """The rules of transformers' `GotOcr2ImageProcessor`.
 
     Attributes:
         fewest: the smallest number of tiles, without that of the whole image.
@@ -28,10 +27,6 @@ class InternVLRules(ArrangedRules):
     OVERRIDES: ClassVar[frozenset[str]] = ArrangedRules.OVERRIDES | {"min_patches"}
 
     fewest: int
-
-    @classmethod
-    def merged(cls, values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-        return values | {"crop_to_patches": True} | changes
 
     @classmethod
     def _read(cls, options: Options) -> dict[str, Any]:

@@ -16,6 +16,7 @@ LARGEST_RATIO = 200
 """The largest ratio of an image's sides, as in transformers."""
 
 _BOUNDS = ("shortest_edge", "longest_edge")
+_OLDER_BOUNDS = ("min_pixels", "max_pixels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,8 @@ class Qwen2VLRules(BoundedRules):
     @classmethod
     def merged(cls, values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         """All bounds of pixels are in "size" afterwards. A request may change one of them, and both
-        kinds of fields may name them min_pixels and max_pixels, which then count."""
+        kinds of fields may name them min_pixels and max_pixels, which then count, also before those
+        of the same names that "size" has in older files."""
         size = values.get("size")
         for fields in (values, changes):
             given = fields.get("size")
@@ -37,9 +39,10 @@ class Qwen2VLRules(BoundedRules):
                 size = size | given
             elif given is not None:
                 size = given
-            for name, bound in zip(("min_pixels", "max_pixels"), _BOUNDS, strict=True):
+            for name, bound in zip(_OLDER_BOUNDS, _BOUNDS, strict=True):
                 if fields.get(name) is not None and isinstance(size, dict):
-                    size = size | {bound: fields[name]}
+                    size = {**size, bound: fields[name]}
+                    size.pop(name, None)
         return values | changes | {"size": size}
 
     @classmethod

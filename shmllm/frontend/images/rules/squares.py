@@ -42,6 +42,11 @@ class SquaresRules(Rules):
         """The side of an embedding, in pixels."""
         return self.patch_size * self.merge_size
 
+    @property
+    def step(self) -> int:
+        """The number of pixels of which the sides of a resized image are multiples."""
+        return self.factor
+
     def tiles(self, picture: Picture) -> Tiles:
         picture = self.fitted(picture, self.size_of)
         width, height = picture.size
@@ -61,9 +66,9 @@ class SquaresRules(Rules):
         if self.resize:
             picture = resized(picture, *size_of(*picture.size), self.resample)
         width, height = picture.size
-        if width % self.factor or height % self.factor:
+        if width % self.step or height % self.step:
             raise RequestError(
-                f"without 'do_resize' both sides must be multiples of {self.factor} pixels, not "
+                f"without 'do_resize' both sides must be multiples of {self.step} pixels, not "
                 f"{width}x{height}",
                 parameter="do_resize",
             )

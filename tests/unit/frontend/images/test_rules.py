@@ -26,6 +26,9 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
 )
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -66,6 +69,10 @@ PROCESSORS: dict[str, Any] = {
     "glm4v": Glm4vImageProcessorPil(size={"shortest_edge": 6272, "longest_edge": 80000}),
     "glm4v, narrow bounds": Glm4vImageProcessorPil(
         size={"shortest_edge": 40001, "longest_edge": 40203}
+    ),
+    "paddleocr_vl": PaddleOCRVLImageProcessorPil(min_pixels=3136, max_pixels=40000),
+    "paddleocr_vl, narrow bounds": PaddleOCRVLImageProcessorPil(
+        size={"shortest_edge": 20000, "longest_edge": 20100}
     ),
     "pixtral": PixtralImageProcessorPil(
         size={"longest_edge": 200}, patch_size={"height": 28, "width": 28}
@@ -112,13 +119,21 @@ def patches(planes: np.ndarray, processor: Any) -> np.ndarray:
     return twice.reshape(rows * columns, -1)
 
 
+def rows_of_patches(planes: np.ndarray, processor: Any) -> np.ndarray:
+    """PaddleOCR-VL's order of pixels: [rows * columns, 3, patch, patch]."""
+    side = processor.patch_size
+    rows, columns = (each // side for each in planes.shape[2:])
+    split = planes.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
+    return split.reshape(rows * columns, 3, side, side)
+
+
 def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) -> None:
     expected = processor(image, return_tensors="np", **changes)
     ours = inputs(settings(processor), tiles)
     theirs = expected["pixel_values"]
     if "image_grid_thw" in expected:
         assert expected["image_grid_thw"].tolist() == [list(tiles.grid)]
-        ours = patches(ours, processor)
+        ours = (rows_of_patches if theirs.ndim == 4 else patches)(ours, processor)
     elif "image_position_ids" in expected:
         places = expected["image_position_ids"][0]
         count = int((places[:, 0] >= 0).sum())
@@ -255,6 +270,27 @@ def test_a_request_may_change_one_of_qwens_bounds(
     compare(changed, tiles, image)
 
 
+@pytest.mark.parametrize("kind", [Qwen2VLImageProcessorPil, PaddleOCRVLImageProcessorPil])
+def test_older_files_have_bounds_twice(kind: Any, random_image: Callable[..., Image.Image]) -> None:
+    bounds = {"min_pixels": 3136, "max_pixels": 9000}
+    fields = {"image_processor_type": kind.__name__, "size": dict(bounds)} | bounds
+    image = random_image(123, 77)
+    tiles = rules_of_model(settings_of(fields, "file")).tiles(image)
+    compare(kind(size=dict(bounds), **bounds), tiles, image)
+
+
+def test_paddleocr_vl_refuses_narrow_images_as_transformers_does(
+    random_image: Callable[..., Image.Image],
+) -> None:
+    processor = PROCESSORS["paddleocr_vl"]
+    rules = rules_of_model(settings(processor))
+    for sides in ((201, 1), (1, 201)):
+        with pytest.raises(ValueError, match="aspect ratio"):
+            processor(random_image(*sides))
+        with pytest.raises(RequestError, match="too narrow: one side may be at most 200 times"):
+            rules.tiles(random_image(*sides))
+
+
 def test_qwen_without_resizing_takes_whole_squares_of_patches(
     random_image: Callable[..., Image.Image],
 ) -> None:
@@ -356,7 +392,7 @@ def test_no_image_has_a_larger_grid_than_the_largest(
     if largest is None:
         assert name in ("idefics3, not resized", "llava_onevision")
         return
-    any_size = name.startswith(("gemma4", "glm4v", "qwen", "pixtral"))
+    any_size = name.startswith(("gemma4", "glm4v", "paddle", "qwen", "pixtral"))
     draw = random.Random(name)
     sides = [*SIDES, (1, 200), (199, 2), (400, 400)]
     sides += [(draw.randint(1, 150), draw.randint(1, 150)) for _ in range(100)]
@@ -415,6 +451,10 @@ def test_a_change_that_is_wrong_is_named(name: str, changes: Any, message: str) 
         ),
         ({"image_processor_type": "CLIPImageProcessor", "size": "x"}, "'size' must have the keys"),
         ({"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 0}, "'merge_size' must"),
+        (
+            {"image_processor_type": "PaddleOCRVLImageProcessor", "temporal_patch_size": 2},
+            "'temporal_patch_size' must be 1, not 2",
+        ),
     ],
 )
 def test_settings_that_are_not_supported_are_named(fields: Any, message: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import Glm4vConfig, Glm4vMoeConfig, Glm46VConfig
+from transformers import Glm4vConfig, Glm4vMoeConfig, Glm46VConfig, GlmOcrConfig
 from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 from transformers.video_utils import VideoMetadata
@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[Any, str, Any, str | None]] = {
     "4.1V": (Glm4vConfig, "Glm4v", Glm4vProcessor, None),
     "4.5V": (Glm4vMoeConfig, "Glm4vMoe", Glm4vProcessor, "Glm4vVideoProcessor"),
     "4.6V": (Glm46VConfig, "Glm46V", Glm46VProcessor, None),
+    "OCR": (GlmOcrConfig, "GlmOcr", Glm46VProcessor, None),
     "4.6V with experts": (Glm4vMoeConfig, "Glm4vMoe", Glm46VProcessor, "Glm46VVideoProcessor"),
 }
 """The configuration, the architecture, transformers' processor, and what a file names."""
@@ -168,7 +169,7 @@ def test_the_times_of_frames_are_written_behind_them(
 
 
 @pytest.mark.parametrize(
-    ("kind", "architecture"), [names[:2] for names in list(KINDS.values())[:3]]
+    ("kind", "architecture"), [names[:2] for names in list(KINDS.values())[:4]]
 )
 def test_defaults_are_those_of_transformers(kind: Any, architecture: str, tmp_path: Path) -> None:
     names = {"architectures": [f"{architecture}ForConditionalGeneration"]}

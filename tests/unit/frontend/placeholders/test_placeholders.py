@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from PIL import Image
+from support.torchvision_modules import without_videos
 from transformers import (
     CLIPVisionConfig,
     Exaone4_5_Config,
@@ -26,11 +27,15 @@ from transformers import (
     Glm4vConfig,
     Glm4vMoeConfig,
     Glm46VConfig,
+    GlmOcrConfig,
+    GotOcr2Config,
     Idefics3Config,
     InternVLConfig,
+    LightOnOcrConfig,
     LlavaConfig,
     LlavaNextConfig,
     Mistral3Config,
+    PaddleOCRVLConfig,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
     Qwen3_5Config,
@@ -87,18 +92,6 @@ VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
 NAMES += ["gemma4", "mistral3", "mistral3, other tokens", "llava_next", "internvl", "glm4v"]
 NAMES += ["exaone4.5"]
-
-
-def without_videos(kind: Any) -> Any:
-    """A processor class that accepts None in place of its video processor."""
-
-    def check(self: Any, name: str, argument: Any) -> Any:
-        if name != "video_processor":
-            return super(changed, self).check_argument_for_proper_class(name, argument)
-        return None
-
-    changed = type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
-    return changed
 
 
 def pixtral_processor() -> Any:
@@ -448,9 +441,13 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (Glm4vConfig(), "Glm4vForConditionalGeneration", "image_token_id"),
         (Glm4vMoeConfig(), "Glm4vMoeForConditionalGeneration", "image_token_id"),
         (Glm46VConfig(), "Glm46VForConditionalGeneration", "image_token_id"),
+        (GlmOcrConfig(), "GlmOcrForConditionalGeneration", "image_token_id"),
+        (PaddleOCRVLConfig(), "PaddleOCRVLForConditionalGeneration", "image_token_id"),
+        (GotOcr2Config(), "GotOcr2ForConditionalGeneration", "image_token_index"),
         (LlavaNextConfig(), "LlavaNextForConditionalGeneration", "image_token_index"),
         (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
         (Mistral3Config(), "Mistral3ForConditionalGeneration", "image_token_index"),
+        (LightOnOcrConfig(), "LightOnOcrForConditionalGeneration", "image_token_id"),
         (Gemma3Config(), "Gemma3ForConditionalGeneration", "image_token_index"),
         (Idefics3Config(), "Idefics3ForConditionalGeneration", "image_token_id"),
         (SmolVLMConfig(), "SmolVLMForConditionalGeneration", "image_token_id"),

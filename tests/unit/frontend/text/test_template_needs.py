@@ -72,3 +72,21 @@ def test_gpt_oss_gets_content_beside_reasoning_as_reasoning():
     )
     assert render(GPT_OSS, reasoning="Hm.", content="") == "<|channel|>analysisHm."
     assert render(GPT_OSS, content="I look.") == "<|channel|>analysisI look."
+
+
+@pytest.mark.parametrize("message", ["message", "messages[0]", "messages[-1]"])
+def test_templates_read_the_parts_of_any_message(message):
+    template = (
+        "{% set message = messages[0] %}"
+        f"{{% for part in {message}['content'] %}}{{{{ part['text'] }}}};{{% endfor %}}"
+    )
+    parts = [{"type": "text", "text": text} for text in "ab"]
+    prompt = render_chat(
+        template,
+        [{"role": "user", "content": parts}],
+        add_generation_prompt=False,
+        continue_final_message=False,
+        tools=None,
+        variables={},
+    )
+    assert prompt == "a;b;"

@@ -45,6 +45,8 @@ PUBLISHED = {f"{name}ForConditionalGeneration" for name in ("KimiK25", "KimiVL")
 """Architectures that transformers does not have, of models that it has; see `test_kimi_files`."""
 UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
+OTHER_SPELLINGS = {"LightOnOCRForConditionalGeneration"}
+"""What published files call architectures whose names in transformers are others."""
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -68,4 +70,4 @@ def test_every_architecture_with_a_tower_has_a_case() -> None:
     seeing = {name for name in TEXT_MODELS if hasattr(find_family(name), "read_vision")}
     assert seeing <= ARCHITECTURES.keys()
     names = {f"{family.model}ForConditionalGeneration" for family in FAMILIES.values()}
-    assert names | PUBLISHED == seeing
+    assert names | PUBLISHED == seeing - OTHER_SPELLINGS

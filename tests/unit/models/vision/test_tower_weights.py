@@ -101,6 +101,15 @@ def test_newer_files_have_the_names_in_memory(name: str, tmp_path: Path) -> None
     assert_equal(values_of(load(tmp_path)), before)
 
 
+def test_glm_ocr_leaves_out_a_layer_that_predicts_further_tokens(tmp_path: Path) -> None:
+    make_vision_model("glm_ocr", tmp_path, num_nextn_predict_layers=1)
+    before = values_of(load(tmp_path))
+    stored = load_file(tmp_path / "model.safetensors")
+    further = {f"model.language_model.layers.3.{name}": torch.ones(2) for name in ("enorm", "x.y")}
+    save_file(stored | further, tmp_path / "model.safetensors")
+    assert_equal(values_of(load(tmp_path)), before)
+
+
 def experts_transposed(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of a file of Qwen 3 VL with experts as the model's authors have them."""
     ends = ".experts.gate_up_proj", ".experts.down_proj"

@@ -48,13 +48,17 @@ GRIDS: dict[str, list[Grid]] = {
     "glm46v": [(1, 4, 6)],
     "kimi_k25": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "minicpmv4_6": [(1, 8, 12), (1, 4, 4), (1, 4, 40), (1, 24, 8)],
+    "glm_ocr": [(1, 4, 6), (1, 2, 2), (1, 14, 10)],
+    "paddleocr_vl": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
+    "lighton_ocr": [(1, 4, 6), (1, 5, 7), (1, 3, 2)],
     "lfm2_vl": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
     "llava_onevision": [(3, 90, 64), (5, 128, 128), (5, 101, 120), (1, 60, 70)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
     "internvl": [(1, 1, 1), (5, 2, 2)],
+    "got_ocr2": [(1, 1, 1), (3, 1, 2)],
     "llama4": [(1, 1, 1), (5, 2, 2)],
     "aya_vision": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
@@ -148,6 +152,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"hidden_act": "gelu"},
         {"downsample_factor": 4, "alignment_intermediate_size": 10},
     ),
+    "GOT-OCR 2 without terms, positions and biases": (
+        "got_ocr2",
+        {"use_rel_pos": False, "use_abs_pos": False, "qkv_bias": False, "hidden_act": "silu"},
+        {},
+    ),
+    "GOT-OCR 2 with large windows and odd sides": (
+        "got_ocr2",
+        {"patch_size": 6, "window_size": 12, "global_attn_indexes": [0, 2], "layer_norm_eps": 1e-3},
+        {},
+    ),
     "means of a rest": ("gemma3", {"patch_size": 7}, {"mm_tokens_per_image": 16}),
     "one mean": ("gemma3", {}, {"mm_tokens_per_image": 1}),
     "Gemma 4 with other squares, wavelengths and activations": (
@@ -184,6 +198,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"attention_bias": True, "image_size": 97, "hidden_act": "gelu", "rms_norm_eps": 1e-3},
         {},
     ),
+    "GLM-OCR without biases": (
+        "glm_ocr",
+        {"attention_bias": False, "hidden_act": "gelu", "rms_norm_eps": 1e-3},
+        {},
+    ),
+    "PaddleOCR-VL with larger squares and other wavelengths": (
+        "paddleocr_vl",
+        {"image_size": 97, "spatial_merge_size": 3, "hidden_act": "gelu", "layer_norm_eps": 1e-3}
+        | {"rope_parameters": {"rope_type": "axial", "rope_theta": 100.0}},
+        {},
+    ),
     "no levels": ("qwen3_vl", {"deepstack_visual_indexes": []}, {}),
     "one level": ("qwen3_vl", {"deepstack_visual_indexes": [2]}, {}),
     "Pixtral's first layer": ("mistral3", {}, {"vision_feature_layer": 1}),
@@ -199,6 +224,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"hidden_act": "gelu", "merge_kernel_size": [3, 3]}
         | {"rope_parameters": {"rope_type": "axial", "rope_theta": 90.0}},
         {"projection_layer_norm_eps": 1e-3},
+    ),
+    "LightOnOCR with larger squares, wavelengths and another activation": (
+        "lighton_ocr",
+        {"hidden_act": "silu", "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+        {"spatial_merge_size": 4},
     ),
     "LFM2-VL without a norm and biases": (
         "lfm2_vl",
@@ -370,8 +400,12 @@ def test_images_that_differ_from_their_grid_are_refused(name: str, models: Model
     size, square = model.config.vision.patch_size, model.config.vision.merge_size
     with pytest.raises(ValueError, match=r"a grid of \[1, 4, 6\] patches has images of"):
         embed(model, torch.zeros(1, 3, 6 * size, 4 * size), (1, 4, 6))
+    rest = torch.zeros(1, 3, 4 * size, 5 * size)
+    if name == "lighton_ocr":  # which leaves the last column out
+        assert len(embed(model, rest, (1, 4, 5))) == 4
+        return
     with pytest.raises(ValueError, match=f"a grid of 4 x 5 patches has no squares of {square}"):
-        embed(model, torch.zeros(1, 3, 4 * size, 5 * size), (1, 4, 5))
+        embed(model, rest, (1, 4, 5))
 
 
 @pytest.mark.parametrize("name", TILED)

@@ -276,6 +276,13 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("llama4", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated by two"),
     ("llama4", VISION, {"patch_size": 80}, r"patch_size \(80\) exceeds image_size \(64\)"),
     ("llama4", OUTER, {"image_token_index": 512}, "is no token of a vocabulary of 512"),
+    ("got_ocr2", VISION, {"model_type": "sam"}, "supported: got_ocr2_vision"),
+    ("got_ocr2", VISION, {"global_attn_indexes": [1.5]}, "'global_attn_indexes' must be a list"),
+    ("got_ocr2", VISION, {"num_attention_heads": 3}, r"\(3\) must divide hidden_size \(32\)"),
+    ("got_ocr2", VISION, {"image_size": 3}, "'image_size' must be an integer of at least 4"),
+    ("got_ocr2", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("got_ocr2", OUTER, {"image_token_index": 512}, r"image_token_index \(512\) is no token"),
+    ("got_ocr2", TEXT, {"model_type": "llama"}, "model_type 'llama' is not supported"),
     ("internvl", VISION, {"model_type": "siglip_vision_model"}, "supported: internvl_vision"),
     ("internvl", VISION, {"image_size": [64, 48]}, r"image_size \[64, 48\] is not supported, only"),
     ("internvl", VISION, {"image_size": [8, 8]}, r"patch_size \(16\) exceeds image_size \(8\)"),
@@ -330,7 +337,33 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("glm4v_moe", VISION, {"model_type": "glm4v"}, "supported: glm4v_moe_vision, glm4v_moe"),
     ("glm4v_moe", TEXT, {"use_qk_norm": True}, "use_qk_norm true is not supported"),
     ("glm46v", TEXT, {"model_type": "glm4"}, "supported: glm4v_text, glm4v_moe_text"),
+    ("glm_ocr", TEXT, {"model_type": "glm4v_text"}, "supported: glm_ocr_text"),
+    ("glm_ocr", TEXT, {"attention_bias": True}, "attention_bias true is not supported"),
+    ("glm_ocr", TEXT, {"num_nextn_predict_layers": 10**6}, "'num_nextn_predict_layers' must be"),
+    ("glm_ocr", TEXT, {"rope_parameters": {"mrope_section": [1, 2, 3]}}, "must add up to the 16"),
+    ("glm_ocr", VISION, {"model_type": "glm4v_vision"}, "supported: glm_ocr_vision, glm_ocr"),
+    ("glm_ocr", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from"),
+    ("glm_ocr", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("glm_ocr", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
     ("glm4v", TEXT, {"model_type": "glm4"}, "model_type 'glm4' is not supported"),
+    ("lighton_ocr", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
+    ("lighton_ocr", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("lighton_ocr", OUTER, {"vision_feature_layer": -2}, "vision_feature_layer -2 is not"),
+    ("lighton_ocr", OUTER, {"projector_hidden_act": "silu"}, "projector_hidden_act 'silu' is"),
+    ("lighton_ocr", OUTER, {"multimodal_projector_bias": True}, "projector_bias True is not"),
+    ("lighton_ocr", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("lighton_ocr", OUTER, {"spatial_merge_size": 0}, "'spatial_merge_size' must be an integer"),
+    ("lighton_ocr", TEXT, {"model_type": "qwen2"}, "model_type 'qwen2' is not supported"),
+    ("paddleocr_vl", VISION, {"model_type": "siglip_vision_model"}, "supported: paddleocr_vl_v"),
+    ("paddleocr_vl", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
+    ("paddleocr_vl", VISION, {"image_size": 13}, "'image_size' must be an integer of at least 14"),
+    ("paddleocr_vl", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("paddleocr_vl", VISION, {"num_channels": 1}, "num_channels 1 is not supported"),
+    ("paddleocr_vl", TEXT, {"model_type": "ernie4_5"}, "supported: paddleocr_vl_text"),
+    ("paddleocr_vl", TEXT, {"rope_is_neox_style": False}, "rope_is_neox_style false is not"),
+    ("paddleocr_vl", TEXT, {"rope_parameters": {"mrope_section": [3, 3, 3]}}, "must add up to"),
+    ("paddleocr_vl", TEXT, {"layer_types": ["sliding_attention"] * 3}, "'sliding_attention' is"),
+    ("paddleocr_vl", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
     ("mistral3", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
     ("mistral3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
     ("mistral3", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
@@ -448,7 +481,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
     assert vision.num_levels == (3 if name.startswith(("qwen3_vl", "qwen3_omni")) else 0)
     any_size = name in ANY_SIZE
-    assert vision.has_axes == name.startswith(("glm4", "qwen"))
+    assert vision.has_axes == name.startswith(("glm", "paddle", "qwen"))
     assert vision.merge_size == (0 if not any_size else 4 if name == "minicpmv4_6" else 2)
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
