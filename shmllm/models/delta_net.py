@@ -34,7 +34,8 @@ class DeltaNet:
         self.convolution = storage.tensor(spec.taps, spec.convolved_parts)
         self.logs = storage.float32(spec.value_heads)
         self.biases = storage.tensor(spec.value_heads)
-        self.norm = Norm(spec.value_dim, replace(config.norm, offset=0.0), storage)
+        eps = config.norm.eps if spec.norm_eps is None else spec.norm_eps
+        self.norm = Norm(spec.value_dim, replace(config.norm, offset=0.0, eps=eps), storage)
         self.out_proj = Linear(spec.width, [config.hidden_size], False, storage)
 
     @property

@@ -13,7 +13,7 @@ from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import Destination, TransposedMatrix, WholeMatrix
 from shmllm.models.mlp import MLP
 from shmllm.models.specs import DenseAndExpertsSpec, LatentExpertsSpec, MoESpec
-from shmllm.models.weight_names import TRANSPOSED
+from shmllm.models.weight_names import OTHER_LAYOUT
 
 
 class ExpertLinear:
@@ -145,10 +145,10 @@ class MoE:
         weights = self._router_weights(prefix) | self._whole(prefix)
         if self.shared is not None and self.spec.shared_module is not None:
             weights |= self.shared.named_weights(f"{prefix}.{self.spec.shared_module}")
-        return weights | (self._whole(prefix, TRANSPOSED) if self.spec.two_layouts else {})
+        return weights | (self._whole(prefix, OTHER_LAYOUT) if self.spec.two_layouts else {})
 
     def _whole(self, prefix: str, suffix: str = "") -> NamedWeights:
-        is_transposed = self.spec.transposed or suffix == TRANSPOSED
+        is_transposed = self.spec.transposed or suffix == OTHER_LAYOUT
         name = "gate_up_proj" if self.spec.gated else "up_proj"
         weights = self.gate_up_proj.whole(f"{prefix}.experts.{name}{suffix}", is_transposed)
         return weights | self.down_proj.whole(f"{prefix}.experts.down_proj{suffix}", is_transposed)

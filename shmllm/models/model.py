@@ -19,7 +19,7 @@ from shmllm.errors import RequestError
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import NamedWeights
 from shmllm.models.matrices import Destination, addresses
-from shmllm.models.weight_names import BUFFER_SUFFIXES, TRANSPOSED
+from shmllm.models.weight_names import BUFFER_SUFFIXES, OTHER_LAYOUT
 from shmllm.models.weight_update import checked_update
 
 
@@ -81,11 +81,11 @@ class Model(ABC):
             shape: the shape of the tensor there.
         """
         known = self.known_name(name)
-        views = self._destinations.get(f"{known}{TRANSPOSED}")
+        views = self._destinations.get(f"{known}{OTHER_LAYOUT}")
         if known is None or views is None or tuple(shape) != tuple(views[0].shape):
             return known
         is_square = tuple(shape) == tuple(self._destinations[known][0].shape)
-        return known if is_square else f"{known}{TRANSPOSED}"
+        return known if is_square else f"{known}{OTHER_LAYOUT}"
 
     def weights_changed(self, names: Iterable[str]) -> None:
         """Records that weights were written. The writer calls this, between two steps.
@@ -213,14 +213,15 @@ class Model(ABC):
     @cached_property
     def _covered(self) -> dict[str, set[str]]:
         """For each of `destinations` that is no name of a checkpoint, the names whose memory it
-        covers."""
+        covers; of one in another layout, the name that it has there."""
         others = [name for name in self._destinations if name not in self._named_weights]
+        plain = {name: name.removesuffix(OTHER_LAYOUT) for name in others}
+        covered = {name: {own} & self._named_weights.keys() for name, own in plain.items()}
         spans: dict[int, list[tuple[range, str]]] = {}  # a weight may have several names
-        for name in others:
+        for name in (name for name in others if not covered[name]):
             memory = addresses(self._destinations[name][0])
             spans.setdefault(memory.start, []).append((memory, name))
         starts = sorted(spans)
-        covered: dict[str, set[str]] = {name: set() for name in others}
         for name, (view, *_) in self._named_weights.items() if spans else ():
             begin = addresses(view).start
             index = bisect_right(starts, begin) - 1

@@ -88,7 +88,7 @@ def _read_layers(
         types = tuple(LINEAR if (index + 1) % interval else FULL for index in range(num_layers))
     kinds: dict[str, AttentionSpec | DeltaNetSpec] = {FULL: attention}
     if LINEAR in types:
-        kinds[LINEAR] = _read_delta_net(fields)
+        kinds[LINEAR] = read_delta_net(fields)
     return tuple(LayerSpec(mixer=kinds[name], mlp=mlp) for name in types)
 
 
@@ -101,7 +101,8 @@ def _read_attention(fields: Fields, positions: int, num_kv_heads: int) -> Attent
     return replace(attention, rope=rope, qk_norm="head", gated=True)
 
 
-def _read_delta_net(fields: Fields) -> DeltaNetSpec:
+def read_delta_net(fields: Fields) -> DeltaNetSpec:
+    """Returns the delta net that fields ``linear_...`` describe."""
     if (activation := read_activation(fields)) != "silu":
         raise fields.error(
             f"delta nets with hidden_act {activation!r} are not supported, only silu"

@@ -27,6 +27,9 @@ class DeltaNetSpec:
             value heads that follow each other share one.
         apart: whether a checkpoint of Qwen 3 Next has the projections to queries, keys and values
             in one tensor and those to gates in another, as GGUF files have them.
+        most_rate: the factor of the rates' sigmoids; with 2 a state's change may have negative
+            eigenvalues (Grazzi et al., 2024).
+        norm_eps: added to the mean square by the norm of the output; None: what other norms add.
     """
 
     key_heads: int
@@ -36,6 +39,8 @@ class DeltaNetSpec:
     taps: int
     tiled: bool = False
     apart: bool = False
+    most_rate: float = 1.0
+    norm_eps: float | None = None
 
     kv = None
 

@@ -143,6 +143,7 @@ ARCHITECTURES: dict[str, str] = {
     "NomicBertModel": "nomic_bert",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
+    "OlmoHybridForCausalLM": "olmo_hybrid",
     "OlmoForCausalLM": "olmo",
     "OlmoeForCausalLM": "olmoe",
     "OPTForCausalLM": "opt",

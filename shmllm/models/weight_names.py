@@ -90,9 +90,9 @@ SKIPPED_PREFIXES = (
 )
 """The prefixes of tensors that a language model does not have."""
 
-TRANSPOSED = ".transposed"
+OTHER_LAYOUT = ".other_layout"
 """What the name of a weight has behind it in a model where checkpoints have it in two layouts: the
-name of the other one, in which the last two dimensions have changed places."""
+name of the one that the shape of a tensor tells from that of the model."""
 
 BOUND_SUFFIXES = (".input_min", ".input_max", ".output_min", ".output_max")
 """The ends of the names of bounds, which may be infinite."""

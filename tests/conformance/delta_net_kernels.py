@@ -17,9 +17,10 @@ HEADS = [(1, 1, 16, 16), (2, 4, 16, 40), (1, 2, 20, 8)]
 class DeltaNetConformance:
     @pytest.mark.parametrize("steps", STEPS)
     @pytest.mark.parametrize(
-        ("sizes", "is_tiled"), [*((sizes, False) for sizes in HEADS), (HEADS[1], True)]
+        ("sizes", "is_tiled", "most"),
+        [*zip(HEADS, (False,) * 3, (1.0, 1.0, 2.0), strict=True), (HEADS[1], True, 1.0)],
     )
-    def test_delta_rule(self, draw, dtype, sizes, is_tiled, steps):
+    def test_delta_rule(self, draw, dtype, sizes, is_tiled, most, steps):
         key_heads, value_heads, key_dim, value_dim = sizes
         keys, values = key_heads * key_dim, value_heads * value_dim
         x = draw.normal(2, LENGTH, 2 * keys + values, dtype=dtype)
@@ -32,7 +33,7 @@ class DeltaNetConformance:
             delta_net.delta_rule(
                 rows, rows_of(x, step), *rows_of(gates, step).split(value_heads, 1), logs, biases,
                 run.states, run.requests(step), (key_heads, key_dim, value_heads, value_dim),
-                is_tiled,
+                is_tiled, most,
             )  # fmt: skip
             put(out, rows, step)
         zeros = torch.zeros(value_heads, key_dim, value_dim, device=draw.device)
@@ -42,7 +43,7 @@ class DeltaNetConformance:
             return plain.delta_rule(
                 query.reshape(end, key_heads, key_dim), key.reshape(end, key_heads, key_dim),
                 value.reshape(end, value_heads, value_dim),
-                *gates[request, :end].split(value_heads, -1), logs, biases, zeros, is_tiled,
+                *gates[request, :end].split(value_heads, -1), logs, biases, zeros, is_tiled, most,
             )  # fmt: skip
 
         for request in range(2):

@@ -47,10 +47,13 @@ def check_run(run, out, wanted, dtype):
 class FewRecurrentConformance:
     @pytest.mark.parametrize("steps", STEPS)
     @pytest.mark.parametrize(
-        ("sizes", "taps", "is_tiled"),
-        [*zip(DELTA_NETS, (4, 4, 3), (False,) * 3, strict=True), (DELTA_NETS[1], 4, True)],
+        ("sizes", "taps", "is_tiled", "most"),
+        [
+            *zip(DELTA_NETS, (4, 4, 3), (False,) * 3, (1.0, 1.0, 2.0), strict=True),
+            (DELTA_NETS[1], 4, True, 1.0),
+        ],
     )
-    def test_delta_net(self, draw, dtype, sizes, taps, is_tiled, steps):
+    def test_delta_net(self, draw, dtype, sizes, taps, is_tiled, most, steps):
         key_heads, value_heads, key_dim, value_dim = sizes
         keys, values = key_heads * key_dim, value_heads * value_dim
         channels = 2 * keys + values
@@ -69,7 +72,7 @@ class FewRecurrentConformance:
             few_delta_net.run_delta_net(
                 own, rows, weights, norm, logs, biases, run.states, counters, run.requests(step),
                 (key_heads, key_dim, value_heads, value_dim), 1e-5,
-                has_dependent_launches(draw.device), is_tiled,
+                has_dependent_launches(draw.device), is_tiled, most,
             )  # fmt: skip
             put(out, own, step)
             assert not counters.any(), "a counter is not 0 behind the launch"
@@ -84,7 +87,7 @@ class FewRecurrentConformance:
             ruled, state = plain_delta_net.delta_rule(
                 query.reshape(end, key_heads, key_dim), key.reshape(end, key_heads, key_dim),
                 value.reshape(end, value_heads, value_dim), rates, decays, logs, biases, zeros,
-                is_tiled,
+                is_tiled, most,
             )  # fmt: skip
             gates = gates.reshape(ruled.shape)
             return plain_delta_net.gated_norm(ruled, gates, norm, 1e-5).flatten(1), inputs, state

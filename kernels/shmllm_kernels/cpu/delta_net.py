@@ -55,6 +55,7 @@ def _prepare(operands, piece, thread, num_threads, kind, by_row):
     logs, biases = floats(word(operands, 7)), word(operands, 8)
     keys, values = key_heads * key_dim, value_heads * value_dim
     query_scale = np.float32(1.0) / np.sqrt(np.float32(key_dim))
+    most = float_of_word(word(operands, 12))
     begin, end = rows_of_piece(operands, piece, num_threads)
     for token in range(begin, end):
         row = x + token * stride
@@ -67,7 +68,7 @@ def _prepare(operands, piece, thread, num_threads, kind, by_row):
         rates = floats(word(operands, 9) + token * stride)
         decays = floats(word(operands, 10) + token * word(operands, 11))
         for head in range(value_heads):
-            rates[head] = sigmoid(rates[head])
+            rates[head] = most * sigmoid(rates[head])
             growth = exp(min(logs[head], np.float32(80.0)))
             if by_row:
                 for i in range(head * key_dim, (head + 1) * key_dim):
@@ -84,12 +85,12 @@ PREPARE = {
 }
 """Kernels by the dtype name of the biases, and by whether each row of S has a decay. In place:
 queries, keys and values become ``silu(x)``; each query and key is divided by its length, and
-queries by sqrt(key_dim); a rate becomes ``sigmoid(x)``, and a decay ``exp(-exp(log) * softplus(x +
-bias))``.
+queries by sqrt(key_dim); a rate becomes ``most * sigmoid(x)``, and a decay ``exp(-exp(log) *
+softplus(x + bias))``.
 
 Operands: address of the number of rows; x, its stride in bytes; key_heads; key_dim; value_heads;
 value_dim; logs float32 [value_heads]; biases; rates, with the stride of x; decays, as many as
-biases, their stride in bytes.
+biases, their stride in bytes; most, a number from `word_of_float`.
 """
 
 

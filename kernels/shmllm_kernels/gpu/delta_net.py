@@ -26,11 +26,11 @@ def _unit(x, eps):
 
 
 @triton.jit
-def next_state(state, key, value, rate, decay, eps):
+def next_state(state, key, value, rate, decay, most, eps):
     """Returns the state behind a token, [keys, values] float32. decay: a factor of the state, or
-    one of each of its rows, [keys, 1]."""
+    one of each of its rows, [keys, 1]. most: the factor of the rate's sigmoid."""
     key = _unit(key, eps)
-    strength = 1.0 / (1.0 + tl.exp(-rate))
+    strength = most * (1.0 / (1.0 + tl.exp(-rate)))
     state *= decay
     change = (value - tl.sum(state * key[:, None], axis=0)) * strength
     return state + key[:, None] * change[None, :]
@@ -67,6 +67,7 @@ def _delta_rule(
     value_dim,
     sharing,
     query_scale,
+    most,
     eps,
     BY_ROW: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -110,7 +111,7 @@ def _delta_rule(
             decay = tl.exp(growth * softplus(times + bias))[:, None]
         else:
             decay = tl.exp(growth * softplus(tl.load(decays + head).to(tl.float32) + bias))
-        state = next_state(state, key, value, rate, decay, eps)
+        state = next_state(state, key, value, rate, decay, most, eps)
         out = read_state(state, query, query_scale, eps)
         target = out_ptr + index * out_stride + head * value_dim + columns
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=of_values)
@@ -129,6 +130,7 @@ def delta_rule(
     requests: Requests,
     heads: tuple[int, int, int, int],
     is_tiled: bool = False,
+    most: float = 1.0,
 ) -> None:
     """Writes the outputs of ``reference.delta_net.delta_rule`` for each request.
 
@@ -144,7 +146,7 @@ def delta_rule(
         states: [blocks, value_heads * key_dim * value_dim] float32, with any stride between blocks.
         requests: the requests.
         heads: key_heads, key_dim, value_heads, value_dim.
-        is_tiled: see the reference.
+        is_tiled, most: see the reference.
 
     One launch a layer. It reads the state of each request once and writes it once, and once more
     for each further block that the step completes. For Qwen3.6-35B-A3B (32 value heads of 128 x
@@ -161,7 +163,7 @@ def delta_rule(
         requests.query_starts, requests.context_lens, requests.block_table,
         x.stride(0), rates.stride(0), decays.stride(0), states.stride(0), out.stride(0),
         requests.block_table.stride(0), requests.interval,
-        key_heads, key_dim, value_dim, sharing, key_dim**-0.5, NORM_EPS,
+        key_heads, key_dim, value_dim, sharing, key_dim**-0.5, most, NORM_EPS,
         BY_ROW=decays.shape[1] > value_heads,
         BLOCK_K=next_power_of_two(key_dim), BLOCK_V=columns, num_warps=4,
     )  # fmt: skip

@@ -57,6 +57,7 @@ def _run_delta_net(
     table_stride,
     interval,
     query_scale,
+    most,
     eps,
     norm_eps,
     KEY_HEADS: tl.constexpr,
@@ -123,7 +124,7 @@ def _run_delta_net(
         rates = row + CHANNELS + VALUE_HEADS * VALUE_DIM + head
         rate = tl.load(rates).to(tl.float32)
         time = tl.load(rates + VALUE_HEADS).to(tl.float32) + bias
-        state = next_state(state, key, value, rate, tl.exp(growth * softplus(time)), eps)
+        state = next_state(state, key, value, rate, tl.exp(growth * softplus(time)), most, eps)
         query, query_window = convolve_next(query_x, query_window, query_of, dtype)
         out = read_state(state, query, query_scale, eps)
         out = normed_and_gated(out.to(dtype).to(tl.float32), gate, norm, VALUE_DIM, norm_eps)
@@ -156,6 +157,7 @@ def run_delta_net(
     norm_eps: float,
     is_dependent: bool = False,
     is_tiled: bool = False,
+    most: float = 1.0,
 ) -> None:
     """Computes `convolution.convolve`, `delta_net.delta_rule` and `delta_net.gated_norm`.
 
@@ -177,7 +179,7 @@ def run_delta_net(
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
             must have compute capability 9.0. No other launch of the step may write what is not
             ``x``.
-        is_tiled: see `delta_net.delta_rule`.
+        is_tiled, most: see `delta_net.delta_rule`.
 
     One launch a layer, a program for each request and value head. For Qwen3.6-35B-A3B (32 value
     heads of 128 x 128) a decode moves 4.2 MB of states: 1 us at 4.26 TB/s; 32 programs get 64 KiB
@@ -199,7 +201,7 @@ def run_delta_net(
         x, weights, norm_weight, logs, biases, states, out, counters,
         requests.query_starts, requests.context_lens, requests.block_table,
         x.stride(0), states.stride(0), out.stride(0), requests.block_table.stride(0),
-        requests.interval, key_dim**-0.5, NORM_EPS, norm_eps,
+        requests.interval, key_dim**-0.5, most, NORM_EPS, norm_eps,
         KEY_HEADS=key_heads, KEY_DIM=key_dim, VALUE_HEADS=value_heads, VALUE_DIM=value_dim,
         IS_TILED=is_tiled, TAPS=taps, IS_DEPENDENT=is_dependent, BLOCK_K=block_k, BLOCK_V=block_v,
         num_warps=max(WARPS * block_k * block_v // MOST_CELLS, 1),

@@ -20,6 +20,7 @@ def delta_rule(
     biases: Tensor,
     state: Tensor,
     is_tiled: bool = False,
+    most: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Returns the outputs, [tokens, value_heads, value_dim] of value's dtype, and the state behind
     them.
@@ -35,6 +36,8 @@ def delta_rule(
         state: [value_heads, key_dim, value_dim] float32.
         is_tiled: whether value head i has the key head i modulo key_heads; else value heads that
             follow each other share one.
+        most: the factor of the rates' sigmoids; above 1, what a token changes may more than replace
+            what the state had for its key.
     """
     key_heads, dim = key.shape[1:]
     heads = torch.arange(value.shape[1], device=key.device)
@@ -43,7 +46,7 @@ def delta_rule(
     times = F.softplus(decays.float() + biases.float())
     times = times.reshape(*times.shape[:2], -1)  # one for each channel, or for all of them
     factors = torch.exp(-logs.float().exp()[:, None] * times)
-    strengths = rates.float().sigmoid()
+    strengths = most * rates.float().sigmoid()
     out = []
     for token in range(len(value)):
         state = state * factors[token, :, :, None]

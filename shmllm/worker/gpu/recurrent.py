@@ -155,7 +155,7 @@ class RecurrentOps:
         gates = x[:, spec.convolved_width + spec.width :]
         rates, decays = gates.split_with_sizes([spec.value_heads] * 2, dim=1)
         heads = spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim
-        self._run_delta_rule(out, x, rates, decays, net, heads, spec.tiled)
+        self._run_delta_rule(out, x, rates, decays, net, heads, spec.tiled, spec.most_rate)
 
     def _run_delta_rule(
         self,
@@ -166,13 +166,14 @@ class RecurrentOps:
         net: DeltaNet | KimiDelta,
         heads: tuple[int, int, int, int],
         is_tiled: bool = False,
+        most: float = 1.0,
     ) -> None:
         spec, requests, states = net.spec, self._requests, self._cache.states[net.layer]
         mixed = x[:, : spec.convolved_width]
         convolve(mixed, net.convolution, None, states, requests)
         state = states[:, spec.convolution_bytes // states.itemsize :]
         gates = rates, decays, net.logs, net.biases
-        delta_net.delta_rule(out, mixed, *gates, state, requests, heads, is_tiled)
+        delta_net.delta_rule(out, mixed, *gates, state, requests, heads, is_tiled, most)
 
     def _run_delta_net_of_few(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
         spec, norm = net.spec, net.norm
@@ -180,7 +181,7 @@ class RecurrentOps:
             out, x, net.convolution, norm.weight, net.logs, net.biases,
             self._cache.states[net.layer], self._buffers.counters, self._requests,
             (spec.key_heads, spec.key_dim, spec.value_heads, spec.value_dim), norm.spec.eps,
-            self._step.is_dependent, spec.tiled,
+            self._step.is_dependent, spec.tiled, spec.most_rate,
         )  # fmt: skip
 
     def _mamba2(

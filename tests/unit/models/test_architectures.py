@@ -115,6 +115,13 @@ HYBRID: dict[str, Any] = {
     "mamba_d_state": 20,
 }
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+OLMO_HYBRID: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_num_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": None},
+}
 GRANITE: dict[str, Any] = HYBRID | {
     "layer_types": [LINEAR, FULL, LINEAR, LINEAR],
     "num_local_experts": 6,
@@ -301,6 +308,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_multipliers": [1.0, 0.59], "num_key_value_heads": None},
     ),
     "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 0.01}),
+    "olmo-hybrid": ("olmo_hybrid", OLMO_HYBRID),
+    "olmo-hybrid-rotated": (
+        "olmo_hybrid",
+        OLMO_HYBRID
+        | {"linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 16}
+        | {"linear_value_head_dim": 48, "linear_allow_neg_eigval": False, "rms_norm_eps": 1e-3}
+        | {"linear_conv_kernel_dim": 3, "rope_parameters": YARN_ROPE, "attention_bias": True}
+        | {"layer_types": [FULL, LINEAR, FULL, LINEAR], "tie_word_embeddings": True},
+    ),
     "kimi-linear": ("kimi_linear", KIMI),
     "kimi-linear-groups": (
         "kimi_linear",
@@ -1180,6 +1196,7 @@ BFLOAT16 = [
     "olmo",
     "olmo2",
     "olmo3",
+    "olmo-hybrid",
     "olmoe",
     "opt",
     "phi",

@@ -61,6 +61,7 @@ OTHERS = (
     "kimi_linear",
     "lfm2",
     "lfm2_moe",
+    "olmo_hybrid",
     "opt",
     *OF_DEEPSEEK,
     *MAMBAS,

@@ -28,8 +28,9 @@ class Net:
         key_dim: int,
         value_dim: int,
         is_tiled: bool = False,
+        most: float = 1.0,
     ) -> None:
-        self.is_tiled = is_tiled
+        self.is_tiled, self.most = is_tiled, most
         self.sizes = key_heads, key_dim, value_heads, value_dim
         self.keys, self.values = key_heads * key_dim, value_heads * value_dim
         self.width = 2 * self.keys + 2 * self.values + 2 * value_heads
@@ -47,6 +48,7 @@ class Net:
         program, count = KernelProgram(2), np.array([len(x)])
         numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
         numbers += [self.logs.data_ptr(), biases.data_ptr(), *self.gates(rows)]
+        numbers.append(word_of_float(self.most))
         program.record(PREPARE[kind, False], numbers)
         program.replay()
         return rows
@@ -70,8 +72,9 @@ class Net:
         if self.is_tiled:
             q, k = (each.repeat(1, 1, value_heads // key_heads, 1) for each in (q, k))
         out, state = qwen.torch_recurrent_gated_delta_rule(
-            q, k, v.view(1, -1, value_heads, value_dim), g=decay, beta=b.sigmoid(),
-            initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True,
+            q, k, v.view(1, -1, value_heads, value_dim), g=decay,
+            beta=self.most * b.sigmoid(), initial_state=None, output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
         return out[0].flatten(1), state[0]
 
@@ -80,10 +83,16 @@ NETS = [(1, 1, 16, 16), (2, 4, 32, 32), (2, 6, 16, 48), (1, 2, 128, 128)]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "is_tiled"), [*((sizes, False) for sizes in NETS), ((2, 6, 16, 48), True)]
+    ("sizes", "is_tiled", "most"),
+    [
+        *((sizes, False, 1.0) for sizes in NETS),
+        *(((2, 6, 16, 48), True, 1.0), ((1, 1, 16, 32), False, 2.0)),
+    ],
 )
-def test_a_delta_net_equals_transformers(sizes: tuple[int, int, int, int], is_tiled: bool) -> None:
-    net = Net(*sizes, is_tiled)
+def test_a_delta_net_equals_transformers(
+    sizes: tuple[int, int, int, int], is_tiled: bool, most: float
+) -> None:
+    net = Net(*sizes, is_tiled, most)
     x = torch.randn(50, net.width)
     expected, state = net.expected(x)
     prepared, results = net.prepared(x), []
@@ -198,7 +207,8 @@ class ChannelNet(Net):
         program, count = KernelProgram(2), np.array([len(x)])
         numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
         numbers += [self.logs.data_ptr(), self.biases.data_ptr(), rows.data_ptr() + 12 * self.keys]
-        program.record(PREPARE["float32", True], [*numbers, own.data_ptr(), 4 * self.keys])
+        one = word_of_float(1.0)
+        program.record(PREPARE["float32", True], [*numbers, own.data_ptr(), 4 * self.keys, one])
         program.replay()
         return rows, own
 
