@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
-from shmllm.models.specs import AltUpSpec
+from shmllm.models.stream_specs import AltUpSpec
 
 
 class AltUp:

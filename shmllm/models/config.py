@@ -38,14 +38,13 @@ from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import UNTIMED, RopeConfig, VideoTimes
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import (
-    AltUpSpec,
     FeedForwardSpec,
     LayerSpec,
     MLPSpec,
     MoESpec,
     NormSpec,
-    PerLayerSpec,
 )
+from shmllm.models.stream_specs import AltUpSpec, PerLayerSpec
 from shmllm.models.task_adapters import TaskAdapters
 from shmllm_kernels.windows import Window
 

@@ -7,6 +7,7 @@ computed, which is the task of `ops.Ops`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -42,25 +43,29 @@ class DecoderLayer:
         self._residual_scale = config.residual_scale
         self.norms: dict[str, Norm] = {}
 
-        def norm(name: str | None) -> Norm | None:
+        def norm(name: str | None, eps: float | None = None) -> Norm | None:
             if name is None:
                 return None
-            self.norms[name] = Norm(config.hidden_size, config.norm, storage)
+            spec = config.norm if eps is None else replace(config.norm, eps=eps)
+            self.norms[name] = Norm(config.hidden_size, spec, storage)
             return self.norms[name]
+
+        eps_of_sums = names.eps_of_sums or (None, None)
 
         self._before_mixer = norm(names.before_mixer)
         self.mixer = None if mixer is None else make_mixer(config, layer, mixer, storage)
         self.laurel: Laurel | None = None
-        self._mixed_scale = config.residual_scale
+        own_scale = self.spec.mixed_scale
+        self._mixed_scale = config.residual_scale if own_scale is None else own_scale
         if self.spec.laurel_rank is not None:
             self.laurel = Laurel(config, self.spec.laurel_rank, storage)
             self._mixed_scale *= SQRT_HALF
-        self._after_mixer = norm(names.after_mixer)
+        self._after_mixer = norm(names.after_mixer, eps_of_sums[0])
         self._before_mlp = norm(names.before_mlp)
         self.mlp: FeedForward | None = None
         if mlp is not None:
             self.mlp = FEED_FORWARDS[type(mlp)].make(config, mlp, storage)
-        self._after_mlp = norm(names.after_mlp)
+        self._after_mlp = norm(names.after_mlp, eps_of_sums[1])
         self.altup: AltUpLayer | None = None
         if config.altup is not None:
             self.altup = AltUpLayer(config, config.altup, storage)
@@ -143,11 +148,14 @@ class DecoderLayer:
 
     def _run_with_norms_of_sums(self, ops: Ops, residual: Tensor) -> None:
         """Runs a layer whose norms read the stream and take its place: nothing is left to add."""
-        for run, norm in ((self._mix, self._after_mixer), (self._feed_forward, self._after_mlp)):
+        for run, norm, scale in (
+            (self._mix, self._after_mixer, self._mixed_scale),
+            (self._feed_forward, self._after_mlp, self._residual_scale),
+        ):
             out = run(ops, residual, residual)
             assert norm is not None, "the layer has both norms"
             assert out is not None, "its mixer is one"
-            ops.norm_sum(out, residual, norm, self._residual_scale)
+            ops.norm_sum(out, residual, norm, scale)
 
     def _mix(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor | None:
         assert self.spec.mixer is not None, "there is a mixer"

@@ -26,7 +26,8 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import AltUpSpec, LayerSpec, MLPSpec, PerLayerSpec
+from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.stream_specs import AltUpSpec, PerLayerSpec
 
 MOST_STREAMS = 8
 

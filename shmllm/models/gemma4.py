@@ -32,8 +32,8 @@ from shmllm.models.specs import (
     LayerSpec,
     MLPSpec,
     MoESpec,
-    PerLayerSpec,
 )
+from shmllm.models.stream_specs import PerLayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from shmllm.models.bias_specs import DistanceBiases, LinearBiases
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
     KimiDeltaSpec,
+    LightningSpec,
     Mamba2Spec,
     MambaSpec,
     ShortConvolutionSpec,
@@ -341,6 +342,7 @@ MixerSpec = (
     | LatentAttentionSpec
     | DeltaNetSpec
     | KimiDeltaSpec
+    | LightningSpec
     | Mamba2Spec
     | MambaSpec
     | ShortConvolutionSpec

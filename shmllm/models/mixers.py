@@ -18,6 +18,7 @@ from shmllm.models.delta_net import DeltaNet
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import NamedWeights, Norm, Storage
+from shmllm.models.lightning import Lightning
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mixer_specs import (
@@ -30,6 +31,7 @@ from shmllm.models.ops import Ops
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
     KimiDeltaSpec,
+    LightningSpec,
     Mamba2Spec,
     MambaSpec,
     ShortConvolutionSpec,
@@ -103,6 +105,10 @@ def _run_mamba2(ops: Ops, x: Tensor, residual: Tensor, mixer: Mamba2) -> Tensor:
     return ops.linear(ops.mamba2(projected, mixer), mixer.out_proj)
 
 
+def _run_lightning(ops: Ops, x: Tensor, residual: Tensor, mixer: Lightning) -> Tensor:
+    return ops.linear(ops.mamba2(ops.linear(x, mixer.in_proj), mixer), mixer.out_proj)
+
+
 def _run_mamba(ops: Ops, x: Tensor, residual: Tensor, mixer: Mamba) -> Tensor:
     return ops.linear(ops.mamba(ops.linear(x, mixer.in_proj), mixer), mixer.out_proj)
 
@@ -150,6 +156,7 @@ MIXERS: dict[type[MixerSpec | SideBySideSpec], MixerKind] = {
     LatentAttentionSpec: MixerKind(LatentAttention, _attend_to_latents),
     DeltaNetSpec: MixerKind(DeltaNet, _run_delta_net),
     KimiDeltaSpec: MixerKind(KimiDelta, _run_kimi_delta),
+    LightningSpec: MixerKind(Lightning, _run_lightning),
     Mamba2Spec: MixerKind(Mamba2, _run_mamba2),
     MambaSpec: MixerKind(Mamba, _run_mamba),
     ShortConvolutionSpec: MixerKind(ShortConvolution, _run_short_convolution),

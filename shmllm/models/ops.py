@@ -14,6 +14,7 @@ from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm, TokenEmbedding
+from shmllm.models.lightning import Lightning
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
@@ -322,7 +323,7 @@ class Ops(LinearOps, Protocol):
         """Returns ``rms_norm(x) * sigmoid(gates)``, with a norm over each head, in the place of
         ``x``, the result of `kimi_delta`; both are [tokens, heads * head_dim]."""
 
-    def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
+    def mamba2(self, x: Tensor, mixer: Mamba2 | Lightning) -> Tensor:
         """Computes a Mamba 2 over the step's tokens, from the states of their requests on, which it
         brings up to date.
 
@@ -330,11 +331,12 @@ class Ops(LinearOps, Protocol):
         ``softplus(step + bias)``, within limits. With the step d each token changes the state H
         [state_size, head_dim] of its head to ``exp(-exp(log) d) H + B (d x)'``. The result is
         ``rms_norm((H'C + D x) * silu(gate))``, with a norm over each group of heads, unless
-        `Mamba2Spec.norm` says that gates are behind that norm, or that there is none.
+        `Mamba2Spec.norm` says that gates are behind that norm, or that there is none. A `Lightning`
+        has no convolution and no D, steps of 1, one norm, and sigmoids of gates behind it.
 
         Args:
-            x: [tokens, in_width], gates, inputs, B, C and time steps side by side; may be
-                overwritten.
+            x: [tokens, in_width], gates, inputs, B, C and time steps side by side, or values, keys,
+                queries and gates; may be overwritten.
             mixer: the layer.
 
         Returns:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage, rounded
-from shmllm.models.specs import PerLayerSpec
+from shmllm.models.stream_specs import PerLayerSpec
 
 
 class PerLayerInputs:

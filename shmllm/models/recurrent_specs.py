@@ -213,6 +213,53 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LightningSpec:
+    """A lightning attention (MiniMax, "MiniMax-01", 2025, section 2.2), which takes the place of
+    attention: the recurrence of Mamba 2 with a decay that is the same for all tokens, without a
+    convolution.
+
+    Attributes:
+        heads: the number of heads.
+        head_dim: the width of a query, of a key and of a value.
+        slope: the factor of the decays' exponents ``2 ** (-8 * (head + 1) / heads)``.
+        norm_eps: added to the mean square by the norm of the output, which is over all heads.
+    """
+
+    heads: int
+    head_dim: int
+    slope: float
+    norm_eps: float = 1e-6
+
+    kv = None
+
+    @property
+    def width(self) -> int:
+        """The width of all heads, and of the output."""
+        return self.heads * self.head_dim
+
+    @property
+    def in_width(self) -> int:
+        """The width of values, keys, queries and gates side by side."""
+        return 4 * self.width
+
+    @property
+    def linear_widths(self) -> tuple[int, ...]:
+        """The widths of the outputs of the projections before it."""
+        return (self.in_width,)
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a request's state in one layer, in float32."""
+        return 4 * self.width * self.head_dim
+
+    @property
+    def logs(self) -> list[float]:
+        """The logarithms of the decays' exponents, one for each head."""
+        base = math.log(self.slope)
+        return [base - 8 * math.log(2) * (head + 1) / self.heads for head in range(self.heads)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MambaSpec:
     """A Mamba (Gu and Dao, 2023), which takes the place of attention.
 

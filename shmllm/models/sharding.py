@@ -18,6 +18,7 @@ from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec, MixerS
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
     KimiDeltaSpec,
+    LightningSpec,
     Mamba2Spec,
     MambaSpec,
     ShortConvolutionSpec,
@@ -105,6 +106,7 @@ _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     LatentAttentionSpec: _shard_latent_attention,
     DeltaNetSpec: _shard_delta_net,
     KimiDeltaSpec: _shard_kimi_delta,
+    LightningSpec: lambda spec, size: spec,  # the norm of the output reads all heads
     Mamba2Spec: _shard_mamba2,
     MambaSpec: lambda spec, size: spec,  # its time steps are products of all channels
     ShortConvolutionSpec: _shard_short_convolution,

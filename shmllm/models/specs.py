@@ -1,8 +1,8 @@
 """What the layers of a decoder are: the values that decide which operations they consist of.
 
-`mixer_specs.py` has those of mixers. A family's module makes them from config.json, `decoder.py`
-makes layers of them, and the operations of each device read them. This module must not import
-torch: front ends import it too.
+`mixer_specs.py` has those of mixers, `stream_specs.py` what reads or makes residual streams beside
+layers. A family's module makes them from config.json, `decoder.py` makes layers of them, and the
+operations of each device read them. This module must not import torch: front ends import it too.
 """
 
 from __future__ import annotations
@@ -287,50 +287,6 @@ the dense MLPs that it has, and `num_elements`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PerLayerSpec:
-    """Inputs that each layer has of its own: per-layer embeddings (Gemma 3n and 4).
-
-    A token's inputs are the sum of a norm of a projection of its embedding, and of a lookup in a
-    table with a part for each layer. Behind its MLP, a layer multiplies the activation of a
-    projection of the residual stream by its input, projects the product back, normalises that, and
-    adds it to the stream.
-
-    Attributes:
-        vocab_size: the number of tokens in the table.
-        width: the width of a layer's input.
-        activation: the activation.
-        padding: the token whose inputs those tokens get that the table lacks, and embeddings that a
-            prompt gives itself.
-    """
-
-    vocab_size: int
-    width: int
-    activation: Activation
-    padding: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AltUpSpec:
-    """Several residual streams, one of which each layer reads (AltUp; Baykal et al., 2023).
-
-    The streams begin as projections of a token's embedding, and end as the mean of projections. In
-    front of a layer, a mixture of all streams predicts each of them. Behind it, each is corrected
-    by what the layer has changed in the active one. Inputs of a layer's own are added to all
-    streams but the first.
-
-    Attributes:
-        num_streams: the number of streams.
-        active: the stream that layers read.
-        scaled: whether the projection of a layer's own input reads the active stream times a
-            weight.
-    """
-
-    num_streams: int
-    active: int = 0
-    scaled: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNorms:
     """The norms of a layer. Each is the weight's name below the layer, such as "input_layernorm",
     or None: the layer has no such norm.
@@ -343,6 +299,7 @@ class LayerNorms:
         after_mlp: as `after_mixer`.
         of_sums: whether the norms behind mixer and MLP read the stream with the output added, and
             take the stream's place (Vaswani et al., 2017, section 3.1). There are no others then.
+        eps_of_sums: what these two add to the mean square; None: what other norms add.
     """
 
     before_mixer: str | None = None
@@ -350,6 +307,7 @@ class LayerNorms:
     before_mlp: str | None = None
     after_mlp: str | None = None
     of_sums: bool = False
+    eps_of_sums: tuple[float, float] | None = None
 
 
 PRE_NORMS = LayerNorms(before_mixer="input_layernorm", before_mlp="post_attention_layernorm")
@@ -365,6 +323,8 @@ class LayerSpec:
         mlp: its MLP or its experts; None: it has a mixer alone.
         norms: the norms before and behind both.
         mlp_scale: the factor of what `mlp` reads of a norm.
+        mixed_scale: the factor of what the mixer adds to the residual stream, if there is an MLP,
+            too; None: that of the model, `ModelConfig.residual_scale`.
         parallel: whether the MLP reads the stream that the mixer reads, and not its sum with the
             mixer's output.
         laurel_rank: the rank of a branch beside the mixer (LAuReL; Menghani et al., 2024), which
@@ -375,6 +335,7 @@ class LayerSpec:
     mlp: FeedForwardSpec | None
     norms: LayerNorms = PRE_NORMS
     mlp_scale: float = 1.0
+    mixed_scale: float | None = None
     parallel: bool = False
     laurel_rank: int | None = None
 

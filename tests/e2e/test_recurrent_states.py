@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "overlapped": {"async_scheduling": True, "mamba_block_size": 16},
     "three-threads": {"num_threads": 3, "mamba_block_size": 16},
 }
-RECURRENT_WEIGHTS = ("A_log", "conv1d.weight", "conv.conv.weight")
+RECURRENT_WEIGHTS = ("A_log", "conv1d.weight", "conv.conv.weight", "output_gate.weight")
 
 FAMILIES = ["qwen3_5"]
 """Those in the default suite: it has states and attention."""

@@ -328,6 +328,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"moe_intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 4}
         | {"linear_head_dim": 32, "linear_num_heads": 2},
     ),
+    "minimax": (
+        "MiniMax",
+        {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
+        | {"layer_types": LAYERS, "num_hidden_layers": 4, "mlp_alpha_factor": 2.0}
+        | {"full_attn_alpha_factor": 1.7, "linear_attn_alpha_factor": 1.4},
+    ),
     "olmo_hybrid": (
         "OlmoHybrid",
         {"layer_types": LAYERS, "num_hidden_layers": 4, "num_key_value_heads": 4}
@@ -393,7 +399,7 @@ MAMBAS = (
 """The families with Mamba 1 or 2, some of them beside attention."""
 RECURRENT = (
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "olmo_hybrid"),
-    *("lfm2", "lfm2_moe", *MAMBAS),
+    *("minimax", "lfm2", "lfm2_moe", *MAMBAS),
 )
 """Those whose layers have states."""
 DENSE = (
@@ -420,7 +426,7 @@ NOT_IN_GGUF = (
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
-    *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid"),
+    *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid", "minimax"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
@@ -439,6 +445,7 @@ ALIKE = (
     *(
         "gemma3n",
         "kimi_linear",
+        "minimax",
         "olmo_hybrid",
         "minicpm3",
         "lfm2",

@@ -63,14 +63,15 @@ the same rows; heads; biases float32 [heads]; least and most, numbers from `word
 
 
 @emitted
-def _update(builder, source, target, depth, x, keys, queries, stride, steps, decays, skip, out,
-            out_stride, vectors, tokens):  # fmt: skip
+def _update(builder, source, target, depth, x, keys, queries, stride, steps, steps_stride, decays,
+            skip, out, out_stride, vectors, tokens):  # fmt: skip
     """Computes `tokens` tokens for some columns, which are `vectors` vectors.
 
     Args: source, target: addresses of these columns of H before and after; may be equal. depth:
     state_size. x: address of these columns of the first token's input. keys, queries: addresses of
-    its B and C. steps: address of its time step. stride: bytes from one token's to the next one's.
-    decays: address of the tokens' decays, side by side. skip: D. out: address of these columns.
+    its B and C. stride: bytes from one token's to the next one's. steps, steps_stride: the same of
+    its time step. decays: address of the tokens' decays, side by side. skip: D. out: address of
+    these columns.
     """
     e, vectors, tokens = Emitter(builder), vectors.constant, tokens.constant
     size = 4 * e.lanes
@@ -81,7 +82,7 @@ def _update(builder, source, target, depth, x, keys, queries, stride, steps, dec
         return e.broadcast(e.load_scalar(e.at(address, offset)))
 
     factors = [scalar(decays, 4 * token) for token in range(tokens)]
-    times = [scalar(steps, offset) for offset in offsets]
+    times = [scalar(steps, builder.mul(steps_stride, e.const(token))) for token in range(tokens)]
     given = [[e.load(e.at(e.at(x, offset), lane)) for lane in lanes] for offset in offsets]
     inputs = [
         [builder.fmul(value, time) for value in values]
@@ -117,7 +118,7 @@ def _pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _run(operands, piece, thread, num_threads, vectors):
+def _run(operands, piece, thread, num_threads, vectors, has_own_steps):
     heads, head_dim, state_size = word(operands, 12), word(operands, 13), word(operands, 15)
     head, tokens = piece % heads, tokens_of(operands, piece // heads)
     offset, position = word(operands, 21) + 4 * head * head_dim * state_size, tokens.start
@@ -129,28 +130,31 @@ def _run(operands, piece, thread, num_threads, vectors):
         end = min(end_of_stretch(operands, tokens, position), position + MOST_TOKENS)
         target = state_at(operands, tokens, position) + offset
         first = tokens.row + position - tokens.start
-        _decay(operands, head, first, end - position, decays)
+        stride = has_own_steps * word(operands, 11)
+        _decay(operands, head, first, end - position, stride, decays)
         for column in range(0, head_dim, vectors * LANES):
             own = 4 * state_size * column
             _compute_columns(
                 operands, head, column, first, end - position, source + own, target + own, decays,
-                vectors,
+                stride, vectors,
             )  # fmt: skip
         source = target
         position = end
 
 
 @compiled
-def _decay(operands, head, first, count, decays):
-    """Writes the decays of a head, ``exp(-exp(log) step)``, of `count` tokens."""
-    stride, steps = word(operands, 11), word(operands, 16) + 4 * head
+def _decay(operands, head, first, count, stride, decays):
+    """Writes the decays of a head, ``exp(-exp(log) step)``, of `count` tokens, whose steps lie
+    `stride` bytes from each other."""
+    steps = word(operands, 16) + 4 * head
     rate, factors = exp(min(floats(word(operands, 17))[head], np.float32(80.0))), floats(decays)
     for token in range(count):
         factors[token] = exp(-(rate * floats(steps + (first + token) * stride)[0]))
 
 
 @compiled
-def _compute_columns(operands, head, column, first, count, source, target, decays, vectors):
+def _compute_columns(operands, head, column, first, count, source, target, decays, steps_stride,
+                     vectors):  # fmt: skip
     """Computes `count` tokens from the index `first` on for some columns of a head."""
     x, stride, heads, head_dim, groups, state_size = (
         word(operands, 10), word(operands, 11), word(operands, 12), word(operands, 13),
@@ -163,27 +167,33 @@ def _compute_columns(operands, head, column, first, count, source, target, decay
     while token < count:
         row, out = (first + token) * stride, word(operands, 19) + own
         out += (first + token) * word(operands, 20)
+        step = steps + (first + token) * steps_stride
         if token + TOKENS_AT_ONCE <= count:
             _update(
                 source, target, state_size, x + own + row, keys + row, queries + row, stride,
-                steps + row, decays + 4 * token, skip, out, word(operands, 20), vectors,
+                step, steps_stride, decays + 4 * token, skip, out, word(operands, 20), vectors,
                 TOKENS_AT_ONCE,
             )  # fmt: skip
             token += TOKENS_AT_ONCE
         else:
             _update(
                 source, target, state_size, x + own + row, keys + row, queries + row, stride,
-                steps + row, decays + 4 * token, skip, out, word(operands, 20), vectors, 1,
+                step, steps_stride, decays + 4 * token, skip, out, word(operands, 20), vectors, 1,
             )  # fmt: skip
             token += 1
         source = target
 
 
-_SCAN = {vectors: Kernel(_pieces, _run, vectors) for vectors in (1, 2)}
+_SCAN = {
+    (vectors, has_own_steps): Kernel(_pieces, _run, vectors, int(has_own_steps))
+    for vectors in (1, 2)
+    for has_own_steps in (True, False)
+}
 
 
-def scan(head_dim: int) -> Kernel:
-    """Returns the kernel that computes the outputs and the states behind them.
+def scan(head_dim: int, has_own_steps: bool = True) -> Kernel:
+    """Returns the kernel that computes the outputs and the states behind them. Each token has time
+    steps of its own, or all have the same.
 
     Operands: those of `states`, and
 
@@ -191,7 +201,7 @@ def scan(head_dim: int) -> Kernel:
            state_size] each
         11 the stride of x in bytes (a number)
         12 heads, 13 head_dim, 14 groups, 15 state_size (numbers)
-        16 steps: the time steps [heads], in the same rows
+        16 steps: the time steps [heads], in the same rows, or those of all tokens
         17 logs: float32 [heads]
         18 skips: D, float32 [heads]
         19 out: float32 rows [heads, head_dim]
@@ -199,7 +209,7 @@ def scan(head_dim: int) -> Kernel:
         21 the offset of the states H in a block (a number): for each head, for each few columns,
            [state_size, columns]; see `delta_net`
     """
-    return _SCAN[columns_at_once(head_dim) // LANES]
+    return _SCAN[columns_at_once(head_dim) // LANES, has_own_steps]
 
 
 @compiled

@@ -218,9 +218,9 @@ def gated_norm(
     tokens, 47 us.
     """
     width = len(weight)
-    grid = len(x), x.shape[1] // width
+    grid, block = (len(x), x.shape[1] // width), next_power_of_two(width)
     if grid[0]:
         _gated_norm[grid](
             x, gate, weight, x.stride(0), gate.stride(0), width, eps,
-            IS_SIGMOID=is_sigmoid, BLOCK=next_power_of_two(width), num_warps=1,
+            IS_SIGMOID=is_sigmoid, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
         )  # fmt: skip

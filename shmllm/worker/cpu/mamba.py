@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.layers import Allocator
+from shmllm.models.lightning import Lightning
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.recurrent_specs import MambaSpec
@@ -13,6 +14,7 @@ from shmllm.worker.cpu.products import Products, kind_of
 from shmllm.worker.cpu.states import States
 from shmllm_kernels.cpu import Kernel, KernelProgram, mamba, mamba2, word_of_float
 from shmllm_kernels.cpu.convolution import CONVOLVE
+from shmllm_kernels.cpu.delta_net import GATED_NORM
 
 
 class MambaBuffers:
@@ -84,6 +86,23 @@ class MambaOps:
         kernel = mamba2.GATED_NORM[kind_of(weight), spec.norm == "behind gates"]
         sizes = spec.groups, spec.width // spec.groups
         self._record("gated_norm", kernel, *target, *gate, *sizes, weight.data_ptr(), eps)
+
+    def run_lightning(self, x: Tensor, mixer: Lightning, out: Tensor) -> None:
+        """Record the same of a lightning attention."""
+        spec, source = mixer.spec, [x.data_ptr(), 4 * x.shape[1]]
+        zeros = mixer.zeros.data_ptr()
+        self._record("silu", mamba2.PREPARE, *source, 3 * spec.width, zeros, 0, zeros, 0, 0)
+        target = [out.data_ptr(), 4 * out.shape[1]]
+        operands = [
+            *self._states.operands(mixer.layer), *source, spec.heads, spec.head_dim, spec.heads,
+            spec.head_dim, mixer.ones.data_ptr(), mixer.logs.data_ptr(), zeros, *target, 0,
+        ]  # fmt: skip
+        kernel = mamba2.scan(spec.head_dim, has_own_steps=False)
+        self._program.record(kernel, operands, label="scan_lightning")
+        weight, eps = mixer.norm.weight, word_of_float(mixer.norm.spec.eps)
+        gate = [source[0] + 12 * spec.width, source[1]]
+        kernel = GATED_NORM[kind_of(weight), "sigmoid"]
+        self._record("gated_norm", kernel, *target, *gate, 1, spec.width, weight.data_ptr(), eps)
 
     def run_1(self, x: Tensor, mixer: Mamba, out: Tensor) -> None:
         """Record the operation `models.ops.Ops.mamba`, with the result in ``out``, which has the

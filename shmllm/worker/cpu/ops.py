@@ -18,6 +18,7 @@ from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm, TokenEmbedding
+from shmllm.models.lightning import Lightning
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
@@ -342,9 +343,12 @@ class CpuOps:
         self._delta_nets.gate(x, gates, net)
         return x
 
-    def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
+    def mamba2(self, x: Tensor, mixer: Mamba2 | Lightning) -> Tensor:
         out = self._buffers.attended(mixer.spec.width)
-        self._mambas.run_2(x, mixer, out)
+        if isinstance(mixer, Lightning):
+            self._mambas.run_lightning(x, mixer, out)
+        else:
+            self._mambas.run_2(x, mixer, out)
         return out
 
     def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:

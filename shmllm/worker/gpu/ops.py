@@ -19,6 +19,7 @@ from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm, TokenEmbedding
+from shmllm.models.lightning import Lightning
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
@@ -330,7 +331,7 @@ class GpuOps:
     def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
         return self.recurrent.gate_heads(x, gates, net)
 
-    def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
+    def mamba2(self, x: Tensor, mixer: Mamba2 | Lightning) -> Tensor:
         return self.recurrent.mamba2(x, mixer)
 
     def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:

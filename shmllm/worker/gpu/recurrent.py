@@ -1,5 +1,5 @@
-"""Layers with a recurrent state on a GPU: gated delta nets, Mamba, Mamba 2, gated short
-convolutions.
+"""Layers with a recurrent state on a GPU: gated delta nets, Mamba, Mamba 2, lightning attention,
+gated short convolutions.
 
 Launches that read requests are kept out of piecewise graphs, as those of attention are. In steps of
 few tokens a launch convolves, changes the state and, if it can, does what follows.
@@ -15,6 +15,7 @@ from torch import Tensor
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.layers import Linear, Norm
+from shmllm.models.lightning import Lightning
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.short_convolution import ShortConvolution
@@ -31,6 +32,7 @@ from shmllm_kernels.gpu import (
     mamba,
     mamba2,
 )
+from shmllm_kernels.gpu.activation import activate
 from shmllm_kernels.gpu.convolution import convolve
 from shmllm_kernels.gpu.short_convolution import short_convolution
 from shmllm_kernels.gpu.states import Requests
@@ -86,12 +88,16 @@ class RecurrentOps:
         delta_net.gated_norm(x, gates, norm.weight, norm.spec.eps, is_sigmoid=True)
         return x
 
-    def mamba2(self, x: Tensor, mixer: Mamba2) -> Tensor:
+    def mamba2(self, x: Tensor, mixer: Mamba2 | Lightning) -> Tensor:
         """See `models.ops.Ops.mamba2`."""
+        if isinstance(mixer, Lightning):
+            return self._lightning(x, mixer)
         return self._mamba2(x, mixer, self._run_mamba2)
 
-    def mamba2_of_few(self, x: Tensor, mixer: Mamba2) -> Tensor:
+    def mamba2_of_few(self, x: Tensor, mixer: Mamba2 | Lightning) -> Tensor:
         """Compute `mamba2` for few tokens."""
+        if isinstance(mixer, Lightning):
+            return self._lightning(x, mixer)
         return self._mamba2(x, mixer, self._run_mamba2_of_few)
 
     def mamba(
@@ -194,6 +200,22 @@ class RecurrentOps:
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.spec.eps)
         mamba2.gated_norm(out, gate, weight, spec.groups, eps, gates_first)
         return out
+
+    def _lightning(self, x: Tensor, mixer: Lightning) -> Tensor:
+        width, norm = mixer.spec.width, mixer.norm
+        out = self._buffers.mixed(width)[: len(x)]
+        activate(x[:, : 3 * width], x[:, : 3 * width], "silu", False)
+        self._step.launch(partial(self._run_lightning, out, x, mixer))
+        gate = x[:, 3 * width :]
+        delta_net.gated_norm(out, gate, norm.weight, norm.spec.eps, is_sigmoid=True)
+        return out
+
+    def _run_lightning(self, out: Tensor, x: Tensor, mixer: Lightning) -> None:
+        spec, states, zeros = mixer.spec, self._cache.states[mixer.layer], mixer.zeros
+        sizes = spec.heads, spec.head_dim, spec.heads, spec.head_dim
+        of_heads = mixer.logs, zeros, zeros
+        steps, limits = zeros.expand(len(x), -1), (1.0, 1.0)  # within which all are 1
+        mamba2.scan(out, x, steps, *of_heads, states, self._requests, sizes, limits)
 
     def _run_mamba2(self, out: Tensor, x: Tensor, mixer: Mamba2) -> None:
         spec, requests, states = mixer.spec, self._requests, self._cache.states[mixer.layer]

@@ -115,6 +115,15 @@ HYBRID: dict[str, Any] = {
     "mamba_d_state": 20,
 }
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+LIGHTNING: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_local_experts": 6,
+    "intermediate_size": 24,
+    "head_dim": 16,
+    "mlp_alpha_factor": 3.5565588200778455,
+    "full_attn_alpha_factor": 3.5565588200778455,
+    "linear_attn_alpha_factor": 3.5565588200778455,
+}
 OLMO_HYBRID: dict[str, Any] = {
     "num_hidden_layers": 4,
     "linear_num_key_heads": 2,
@@ -308,6 +317,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_multipliers": [1.0, 0.59], "num_key_value_heads": None},
     ),
     "falcon-mamba": ("falcon_mamba", {"mixer_rms_eps": 0.01}),
+    "minimax": ("minimax", LIGHTNING),
+    "minimax-all-experts": (
+        "minimax",
+        LIGHTNING
+        | {"num_experts_per_tok": 6, "layer_types": [LINEAR, LINEAR, FULL, LINEAR]}
+        | {"full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.8, "block_size": 7}
+        | {"linear_attn_beta_factor": 0.6, "mlp_alpha_factor": 2.5, "mlp_beta_factor": 1.2}
+        | {"head_dim": 32, "sliding_window": 7, "tie_word_embeddings": True, "rms_norm_eps": 1e-3}
+        | {"rope_parameters": YARN_ROPE},
+    ),
     "olmo-hybrid": ("olmo_hybrid", OLMO_HYBRID),
     "olmo-hybrid-rotated": (
         "olmo_hybrid",
@@ -1142,6 +1161,7 @@ BFLOAT16 = [
     "mellum-all-experts",
     "minicpm3",
     "mimo-v2-flash-all-experts",
+    "minimax-all-experts",
     "minimax-m2-all-experts",
     "ministral",
     "ministral3",

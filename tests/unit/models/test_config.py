@@ -18,7 +18,8 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.registry import STEMS
-from shmllm.models.specs import AltUpSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.stream_specs import AltUpSpec
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -61,6 +62,7 @@ OTHERS = (
     "kimi_linear",
     "lfm2",
     "lfm2_moe",
+    "minimax",
     "olmo_hybrid",
     "opt",
     *OF_DEEPSEEK,

@@ -108,6 +108,7 @@ FAMILIES = (
     "mamba2",
     "falcon_h1",
     "kimi_linear",
+    "minimax",
     "olmo_hybrid",
     "nemotron_3",
 )
