@@ -25,7 +25,7 @@ _ONLY: dict[str, str | bool] = {
     "using_split_qkv_in_self_attention": False,
 }
 """What fields of published models say, most of which their code does not read."""
-_NAMES = {
+NAMES = {
     "model.embed_tokens.": "model.word_embeddings.",
     ".self_attn.qkv_proj.": ".attention.query_key_value.",
     ".self_attn.o_proj.": ".attention.dense.",
@@ -33,6 +33,7 @@ _NAMES = {
     ".self_attn.k_norm.": ".attention.key_layernorm.",
     ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
 }
+"""The parts of names that differ from the default ones."""
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -62,10 +63,10 @@ def configure(fields: Fields) -> ModelConfig:
         check_choice(fields, "moe_shared_expert_intermediate_size", experts.shared.inner)
     layers = with_dense_layers(fields, attention, experts, default=1)
     model = read_model(fields, layers, positions)
-    return replace(model, skipped_prefixes=_further_layers(fields, len(layers)))
+    return replace(model, skipped_prefixes=further_layers(fields, len(layers)))
 
 
-def _further_layers(fields: Fields, num_layers: int) -> tuple[str, ...]:
+def further_layers(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """Returns the prefixes of the layers that predict further tokens."""
     count = fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=MOST_LAYERS)
     return tuple(f"model.layers.{num_layers + index}." for index in range(count))
@@ -75,4 +76,4 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     from shmllm.models.fused_names import QKV, with_fused
 
     fused = with_fused(weights, QKV)
-    return {renamed(name, _NAMES): views for name, views in fused.items()}
+    return {renamed(name, NAMES): views for name, views in fused.items()}

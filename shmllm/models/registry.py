@@ -173,6 +173,8 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
     "RobertaModel": "roberta",
+    "SarvamMLAForCausalLM": "sarvam_mla",
+    "SarvamMoEForCausalLM": "sarvam_moe",
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "SmolVLMForConditionalGeneration": "idefics3",
@@ -265,6 +267,8 @@ STEMS = {
     ("model_type", "exaone"): ("Llama", "Exaone"),
     ("model_type", "internlm3"): ("Llama", "InternLM3"),
     ("model_type", "iquestcoder"): ("Llama", "IQuestCoder"),
+    ("model_type", "sarvam_mla"): ("DeepseekV3", "SarvamMLA"),
+    ("model_type", "sarvam_moe"): ("Glm4Moe", "SarvamMoE"),
     ("position_embedding_type", "rotary"): ("XLMRoberta", "JinaEmbeddingsV3"),
 }
 """For each field and value that tells a family from another one whose classes' names its files have

@@ -79,6 +79,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kimi_linear": LATENT
     | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 8}
     | {"num_experts_per_tok": 3, "linear_num_heads": 2, "linear_head_dim": 32},
+    "sarvam_moe": GROUPS | {"head_dim": 16, "moe_intermediate_size": 24},
+    "sarvam_mla": LATENT | GROUPS,
     "minimax": {"num_local_experts": 4, "intermediate_size": 24, "mlp_alpha_factor": 2.0}
     | {"layer_types": ["linear_attention", "full_attention"], "linear_attn_alpha_factor": 1.4},
     "olmo_hybrid": {name: DELTA_NET[name] for name in DELTA_NET if name != "head_dim"}

@@ -260,6 +260,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
         },
     ),
+    "sarvam_moe": (
+        "SarvamMoE",
+        {"head_dim": 16, "n_routed_experts": 16, "num_experts_per_tok": 4}
+        | {"moe_intermediate_size": 32, "n_group": 4, "topk_group": 2},
+    ),
+    "sarvam_mla": ("SarvamMLA", LATENT | {"q_lora_rank": None}),
     "minicpm3": (
         "MiniCPM3",
         {name: LATENT[name] for name in LATENT if name.endswith(("rank", "dim", "heads"))},
@@ -416,6 +422,7 @@ WITH_EXPERTS = (
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
     *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
+    *("sarvam_moe", "sarvam_mla"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -427,12 +434,13 @@ NOT_IN_GGUF = (
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid", "minimax"),
+    *("sarvam_moe", "sarvam_mla"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
 LATENTS = (
     *("deepseek_v2", "deepseek_v3", *WITH_INDEXER, "glm4_moe_lite"),
-    *("kimi_linear", "minicpm3", "mistral4"),
+    *("kimi_linear", "minicpm3", "mistral4", "sarvam_mla"),
 )
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")

@@ -230,6 +230,7 @@ LAGUNA: dict[str, Any] = EXPERTS | {
     "shared_expert_intermediate_size": 36,
     "moe_routed_scaling_factor": 2.5,
 }
+SARVAM: dict[str, Any] = GROUPS | {"head_dim": 16, "moe_intermediate_size": 24}
 MIMO: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_key_value_heads": 3,
@@ -448,6 +449,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "nanochat",
         {"attention_bias": True, "final_logit_softcapping": None, "rms_norm_eps": 0.1}
         | {"num_key_value_heads": 6, "tie_word_embeddings": True},
+    ),
+    "sarvam-moe": ("sarvam_moe", SARVAM),
+    "sarvam-moe-all-experts": (
+        "sarvam_moe",
+        SARVAM
+        | {"n_routed_experts": 4, "num_experts_per_tok": 4, "use_qk_norm": False}
+        | {"n_shared_experts": 2, "norm_topk_prob": False, "attention_bias": True}
+        | {"n_group": 2, "topk_group": 2},
+    ),
+    "sarvam-mla": ("sarvam_mla", LATENT | GROUPS | {"q_lora_rank": None}),
+    "sarvam-mla-all-experts": (
+        "sarvam_mla",
+        LATENT
+        | {"n_routed_experts": 4, "num_experts_per_tok": 4, "rope_interleave": False}
+        | {"first_k_dense_replace": 0, "rope_parameters": MSCALE_ROPE, "attention_bias": True},
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-window": ("mistral", {"sliding_window": 7}),
@@ -1059,6 +1075,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 VARIANTS_OF_ROUTERS = {
+    "sarvam-mla-all-experts",
+    "sarvam-moe-all-experts",
     "laguna-all-experts",
     "deepseek-all-experts",
     "bailing-moe-v2-all-experts",
@@ -1229,6 +1247,8 @@ BFLOAT16 = [
     "qwen2-moe",
     "qwen3-tied",
     "qwen3-moe",
+    "sarvam-mla-all-experts",
+    "sarvam-moe-all-experts",
     "seed-oss",
     "smollm3",
     "solar-open-all-experts",

@@ -35,6 +35,7 @@ OF_DEEPSEEK = (
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
+    "sarvam_mla",
     "glm_moe_dsa",
     "dots1",
     "glm4_moe",

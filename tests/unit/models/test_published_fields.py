@@ -4,6 +4,7 @@ transformers does not write."""
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from support.model_helpers import (
     save,
 )
 from support.variants import slow
-from transformers import MiMoV2FlashConfig, MiniMaxConfig, Mistral3Config
+from transformers import MiMoV2FlashConfig, MiniMaxConfig, Mistral3Config, SarvamMoEConfig
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -429,3 +430,84 @@ def test_what_minimax_01_does_not_compute_is_refused(
 ) -> None:
     with pytest.raises(EngineStartError, match=reason):
         read(tmp_path, "MiniMaxText01ForCausalLM", **MINIMAX | fields)
+
+
+SARVAM: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 19,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_experts": 128,
+    "num_shared_experts": 1,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1024,
+    "moe_shared_expert_intermediate_size": 1024,
+    "use_qkv_bias": False,
+    "use_bias": False,
+    "score_function": "sigmoid",
+    "rope_theta": 8000000,
+}
+
+
+def test_sarvam_30b_as_its_authors_write_it(tmp_path: Path) -> None:
+    config = read(tmp_path, "SarvamMoEForCausalLM", **SARVAM)
+    [attention], [experts] = set(config.attentions), config.mixtures
+    assert (attention.num_kv_heads, attention.head_dim, attention.qk_norm) == (4, 64, "head")
+    assert attention.rope is not None
+    assert (attention.rope.rotary_dim, attention.rope.theta) == (64, 8e6)
+    assert (experts.num_experts, experts.top_k, experts.weight_scale) == (128, 6, 2.5)
+    assert config.max_position_embeddings == 131072
+    defaults = SarvamMoEConfig()
+    few = {name: SARVAM[name] for name in ("num_attention_heads", "hidden_size")}
+    absent = read(tmp_path, "SarvamMoEForCausalLM", **few, num_key_value_heads=4)
+    [attention], [experts] = set(absent.attentions), absent.mixtures
+    assert attention.head_dim == defaults.head_dim
+    assert (experts.num_experts, experts.inner) == (128, defaults.moe_intermediate_size)
+    assert [isinstance(each, MoESpec) for each in absent.feed_forwards] == [False, True, True, True]
+
+
+def test_sarvam_105b_as_its_authors_write_it(tmp_path: Path) -> None:
+    fields = SARVAM | {"head_dim": 576, "q_head_dim": 192, "num_key_value_heads": 64}
+    fields |= {"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "num_mtp_layers": 1}
+    del fields["moe_shared_expert_intermediate_size"]
+    yarn = {"type": "deepseek_yarn", "factor": 40, "original_max_position_embeddings": 4096}
+    yarn |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    config = read(tmp_path, "SarvamMLAForCausalLM", **fields, rope_scaling=yarn)
+    [attention] = set(config.latent_attentions)
+    assert (attention.query_rank, attention.rank, attention.value_dim) == (None, 512, 128)
+    assert (attention.rope.type, attention.rope.factor, attention.rope.theta) == ("yarn", 40, 8e6)
+    assert attention.scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
+    assert config.skipped_prefixes == ("model.layers.19.",)
+
+
+@pytest.mark.parametrize("name", ["SarvamMoEForCausalLM", "SarvamMLAForCausalLM"])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"score_function": "softmax"}, "score_function 'softmax' is not supported"),
+        ({"use_bias": True}, "use_bias True is not supported"),
+        ({"moe_shared_expert_intermediate_size": 7}, "_size 7 is not supported; supported: 1024"),
+        ({"num_experts": 5}, r"num_experts_per_tok \(6\) is more than 5 experts"),
+        ({"rope_scaling": {"type": "other"}}, "rope type 'other' is not supported"),
+    ],
+)
+def test_what_sarvam_does_not_compute_is_refused(
+    name: str, fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=reason):
+        read(tmp_path, name, **SARVAM | {"num_key_value_heads": 64} | fields)
+
+
+def test_updates_of_sarvam_have_the_names_of_transformers_modules(tmp_path: Path) -> None:
+    sizes = {"num_experts_per_tok": 2, "n_routed_experts": 4, "moe_intermediate_size": 16}
+    reference = reference_model("sarvam_moe", 4.0, head_dim=8, **sizes)
+    model = load(save(reference, tmp_path))
+    written = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.1.attention.query_key_value.weight" in written
+    expected = our_logits(model, TOKENS)
+    model.load_weights((name, tensor * 0 + 1) for name, tensor in reference.state_dict().items())
+    assert not torch.equal(our_logits(model, TOKENS), expected)
+    model.load_weights(reference.state_dict().items())
+    assert torch.equal(our_logits(model, TOKENS), expected)
