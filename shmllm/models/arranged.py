@@ -101,6 +101,35 @@ class PairedRows(Arranged):
         return pairs.transpose(1, 2).flatten(0, 2)
 
 
+class UnstackedMatrix(Arranged):
+    """A destination [matrices * rows, columns] as what a checkpoint has as [matrices, rows,
+    columns].
+
+    Args:
+        own: the destination.
+        count: the number of matrices.
+    """
+
+    def __init__(self, own: Any, count: int) -> None:
+        super().__init__(own)
+        self._count = count
+
+    @property
+    def shape(self) -> torch.Size:
+        rows, columns = self.own.shape
+        return torch.Size([self._count, rows // self._count, columns])
+
+    def of(self, own: Any) -> UnstackedMatrix:
+        return UnstackedMatrix(own, self._count)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        return values.reshape(self.own.shape)
+
+    def clone(self) -> Tensor:
+        values: Tensor = self.own.clone()
+        return values.reshape(self.shape)
+
+
 class SpreadColumns(Arranged):
     """A destination [rows, width] as what a checkpoint has as [columns, rows]: each of its columns
     is one of those.

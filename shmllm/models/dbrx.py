@@ -15,7 +15,6 @@ from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
-    from shmllm.models.matrices import Destination
 
 _FIELDS: dict[str, tuple[str, Any]] = {
     "hidden_size": ("d_model", 2048),
@@ -75,35 +74,20 @@ def _read_experts(fields: Fields) -> MoESpec:
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    from shmllm.models.fused_names import with_fused
+    from shmllm.models.fused_names import gates_and_ups, with_fused
     from shmllm.models.matrices import stacked
 
     found: NamedWeights = {}
     for name, views in with_fused(weights, _QKV).items():
         if name.endswith(".experts.gate_up_proj"):
             prefix = name.removesuffix("gate_up_proj")
-            for part, view in zip(("w1", "v1"), _gate_and_up(views[0]), strict=True):
+            for part, view in zip(("w1", "v1"), gates_and_ups(views[0]), strict=True):
                 found[f"{prefix}{part}"] = (view,)
         elif name.endswith(".experts.down_proj"):
             found[f"{name.removesuffix('down_proj')}w2"] = (stacked(views[0], transposed=True),)
         else:
             found[name] = views
     return {renamed(name, _NAMES): views for name, views in found.items()}
-
-
-def _gate_and_up(view: Destination) -> tuple[Destination, Destination]:
-    """Returns the gates and the ups of all experts, one below the other, of [experts, gate and up
-    side by side, hidden]."""
-    from torch import Tensor
-
-    from shmllm.models.matrices import WholeMatrix, joined
-    from shmllm.models.quantized import QuantizedMatrix
-
-    assert isinstance(view, Tensor | QuantizedMatrix), "a tensor of a file has one format"
-    count, rows, width = view.shape
-    flat: WholeMatrix = view.view(-1, width)
-    parts = flat.split_with_sizes([rows // 2] * (2 * count))
-    return joined(parts[::2]), joined(parts[1::2])
 
 
 def module_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from shmllm.models.layers import NamedWeights
-from shmllm.models.matrices import Matrix, joined
+from shmllm.models.matrices import Destination, Matrix, WholeMatrix, joined
+from shmllm.models.quantized import QuantizedMatrix
 
 QKV = "qkv_proj", ("q_proj", "k_proj", "v_proj")
 GATE_UP = "gate_up_proj", ("gate_proj", "up_proj")
@@ -39,6 +42,16 @@ def with_fused_groups(
         return joined([rows for group in groups for rows in group])
 
     return _with_joined(weights, (fused,), by_group)
+
+
+def gates_and_ups(view: Destination) -> tuple[Matrix, Matrix]:
+    """Returns the gates and the ups of all experts, each one below the other, of [experts, gate and
+    up side by side, hidden]."""
+    assert isinstance(view, Tensor | QuantizedMatrix), "a tensor of a file has one format"
+    count, rows, width = view.shape
+    flat: WholeMatrix = view.view(-1, width)
+    parts = flat.split_with_sizes([rows // 2] * (2 * count))
+    return joined(parts[::2]), joined(parts[1::2])
 
 
 def with_shared(weights: NamedWeights, part: str, name: str) -> NamedWeights:

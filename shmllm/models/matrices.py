@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from shmllm.models.arranged import Arranged, StackedMatrix
+from shmllm.models.arranged import Arranged, StackedMatrix, UnstackedMatrix
 from shmllm.models.packed import PACKINGS, Packing
 from shmllm.models.quantized import Int8Matrix, QuantizedMatrix
 from shmllm.models.shares import Share
@@ -303,6 +303,12 @@ def stacked(view: Destination, *, transposed: bool = False) -> Destination:
         return StackedMatrix(view)
     own = view.transpose(1, 2) if isinstance(view, Tensor) else TransposedMatrix(view)
     return StackedMatrix(own)
+
+
+def unstacked(view: Destination, count: int) -> Destination:
+    """Returns the destination of a tensor [count, rows, columns] from that of its matrices one
+    below the other."""
+    return UnstackedMatrix(view, count)
 
 
 def len_of(matrix: WholeMatrix) -> int:

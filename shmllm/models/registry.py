@@ -181,6 +181,7 @@ ARCHITECTURES: dict[str, str] = {
     "SolarOpenForCausalLM": "solar_open",
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
+    "Step3p5ForCausalLM": "step3p5",
     "T5EncoderModel": "t5_encoder",
     "UMT5EncoderModel": "t5_encoder",
     "VaultGemmaForCausalLM": "vaultgemma",

@@ -27,7 +27,7 @@ LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
 }
 """The numbers that a model learns of an activation in each layer, in the order in which kernels
 read them: by the name in a checkpoint, its shape there, and the value before training."""
-ExpertActivation = Literal["silu", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"]
+ExpertActivation = Literal["silu", "silu_bounded", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"]
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "mixer"]
 
 
@@ -63,6 +63,8 @@ class MLPSpec:
         up_bias: whether those to gate and up have one, too.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:
             ``max(gate - cut, 0)`` takes the place of a gate; 0: they stay.
+        bound: the largest activation of a gate, and the largest magnitude of what it multiplies;
+            None: they stay. The MLP is gated then.
     """
 
     inner: int
@@ -71,6 +73,7 @@ class MLPSpec:
     bias: bool = False
     up_bias: bool = True
     sparsity: float = 0.0
+    bound: float | None = None
 
     @property
     def deviations(self) -> float:
@@ -112,8 +115,9 @@ class MoESpec:
         inner: the width of an expert's activation's output.
         latent: the width of what the experts read and return; None: that of the hidden state. The
             router reads the hidden state.
-        activation: "silu", "gelu_tanh", gpt-oss's clamped product, or without a gate "relu_squared"
-            or "gelu".
+        activation: "silu", "silu_bounded", "gelu_tanh", gpt-oss's clamped product, or without a
+            gate "relu_squared" or "gelu".
+        bound: with "silu_bounded": see `MLPSpec`.
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
             "sigmoid" of each, or "mixer": each chosen expert has a softmax by itself, over those
             that are near to it (SparseMixer, Liu et al., 2024).
@@ -152,6 +156,7 @@ class MoESpec:
     inner: int
     latent: int | None = None
     activation: ExpertActivation = "silu"
+    bound: float = 0.0
     scoring: Scoring = "softmax"
     mixer_limit: float = 0.0
     renormalize: bool = False

@@ -98,7 +98,7 @@ BOUND_SUFFIXES = (".input_min", ".input_max", ".output_min", ".output_max")
 """The ends of the names of bounds, which may be infinite."""
 
 BUFFER_SUFFIXES = (
-    *(".layer_scalar", ".e_score_correction_bias", ".expert_bias"),
+    *(".layer_scalar", ".e_score_correction_bias", ".expert_bias", ".router_bias"),
     *(".act_fn.beta", ".act_fn.eps"),
     *BOUND_SUFFIXES,
     *(".std_bias", ".std_scale"),

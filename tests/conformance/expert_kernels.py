@@ -276,7 +276,7 @@ class ExpertKernelsConformance:
             counts = [num_pairs - chosen + 1] + [1] * (chosen - 1)
             assert max_blocks(num_pairs, experts, 16) == sum(-(-count // 16) for count in counts)
 
-    @pytest.mark.parametrize(("activation", "has_bias"), ACTIVATIONS)
+    @pytest.mark.parametrize(("activation", "has_bias"), [*ACTIVATIONS, ("silu_bounded", False)])
     @pytest.mark.parametrize(
         ("tokens", "experts", "top_k", "hidden", "inner", "config"),
         [
@@ -301,7 +301,8 @@ class ExpertKernelsConformance:
         pairs = placed(tokens, top_k, experts, draw.device)
         sort_pairs(pairs, ids, experts, config.block_m)
         activated = poisoned(tokens * top_k, inner, dtype=dtype, device=draw.device)
-        gate_and_up(activated, x, gate_up, gate_up_bias, activation, top_k, pairs, config)
+        first = gate_up, gate_up_bias, activation, top_k, pairs, config
+        gate_and_up(activated, x, *first, bound=0.5)
         rows = poisoned(tokens * top_k, hidden, dtype=dtype, device=draw.device)
         down(rows, activated, last, last_bias, top_k, pairs, config)
         out = poisoned(tokens, hidden, dtype=dtype, device=draw.device)
@@ -309,7 +310,7 @@ class ExpertKernelsConformance:
         biases = [None if bias is None else bias.double() for bias in (gate_up_bias, last_bias)]
         want = plain.experts(
             x.double(), ids.long(), weights.double(), gate_up.double(), last.double(), *biases,
-            activation,
+            activation, bound=0.5,
         )  # fmt: skip
         assert_close(out, want.to(dtype), *tolerances(dtype))
 

@@ -115,6 +115,7 @@ from transformers import (
     SolarOpenConfig,
     StableLmConfig,
     Starcoder2Config,
+    Step3p7TextConfig,
     VaultGemmaConfig,
     YoutuConfig,
 )
@@ -238,6 +239,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "solar_open": SolarOpenConfig,
     "stablelm": StableLmConfig,
     "starcoder2": Starcoder2Config,
+    "step3p5": Step3p7TextConfig,
     "vaultgemma": VaultGemmaConfig,
     "youtu": YoutuConfig,
     "qwen2": Qwen2Config,

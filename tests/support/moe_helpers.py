@@ -42,6 +42,7 @@ class Experts:
     dtype: torch.dtype = torch.float32
     x_dtype: torch.dtype = torch.float32
     weighs_inputs: bool = False
+    bound: float = 0.0
 
     @classmethod
     def random(
@@ -207,7 +208,7 @@ class MoERun:
             *blocks, address(x), size * hidden, address(activated), size * inner,
             address(e.gate_up), inner, hidden, address(e.gate_up_scale), address(e.gate_up_bias),
             address(self._tokens), address(scratch),
-            address(weights if e.weighs_inputs else None),
+            address(weights if e.weighs_inputs else None), 0, 0, 0, word_of_float(e.bound),
         ]  # fmt: skip
         down = [
             *blocks, address(activated), size * inner, address(rows), 4 * hidden, address(e.down),

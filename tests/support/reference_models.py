@@ -260,6 +260,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
         },
     ),
+    "step3p5": (
+        "Step3p7Text",
+        {"head_dim": 16, "sliding_window": 48, "num_sliding_attention_heads": 6}
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
+        | {"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+        | {"share_expert_dim": 48, "moe_layers_enum": "1,2", "swiglu_limits": [0, 0, 0.3]}
+        | {"swiglu_limits_shared": [0, 0, 0.2]},
+    ),
     "sarvam_moe": (
         "SarvamMoE",
         {"head_dim": 16, "n_routed_experts": 16, "num_experts_per_tok": 4}
@@ -422,7 +430,7 @@ WITH_EXPERTS = (
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
     *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
-    *("sarvam_moe", "sarvam_mla"),
+    *("sarvam_moe", "sarvam_mla", "step3p5"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -434,7 +442,7 @@ NOT_IN_GGUF = (
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid", "minimax"),
-    *("sarvam_moe", "sarvam_mla"),
+    *("sarvam_moe", "sarvam_mla", "step3p5"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")

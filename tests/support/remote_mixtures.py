@@ -19,7 +19,11 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
+from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
 
 _NAMES = {
     "model.embed_tokens.": "model.word_embeddings.",
@@ -27,6 +31,14 @@ _NAMES = {
     ".self_attn.q_norm.": ".attention.query_layernorm.",
     ".self_attn.k_norm.": ".attention.key_layernorm.",
     ".gate.e_score_correction_bias": ".gate.expert_bias",
+}
+
+
+_STEP_NAMES = {
+    ".mlp.gate.weight": ".moe.gate.weight",
+    ".mlp.gate.e_score_correction_bias": ".moe.router_bias",
+    ".mlp.experts.down_proj": ".moe.down_proj.weight",
+    ".mlp.shared_experts.": ".share_expert.",
 }
 
 
@@ -127,6 +139,39 @@ def _apart(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     for expert, rows in enumerate(tensor):
         for part, values in zip(names, rows.chunk(len(names)), strict=True):
             yield f"{prefix}.{expert}.{part}.weight", values.clone()
+
+
+class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """The language model of Step 3.7 by itself, which is Step 3.5."""
+
+    config_class = Step3p7TextConfig
+
+    def __init__(self, config: Step3p7TextConfig) -> None:
+        super().__init__(config)
+        self.model = Step3p7TextModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, **options: Any) -> CausalLMOutputWithPast:
+        hidden = self.model(input_ids, **options)
+        return CausalLMOutputWithPast(logits=self.lm_head(hidden.last_hidden_state))
+
+    def save_pretrained(self, directory: Path, **_: Any) -> None:
+        """Writes the names that the family's files have."""
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self.state_dict().items():
+            for part, own in _STEP_NAMES.items():
+                name = name.replace(part, own)
+            if name.endswith(".mlp.experts.gate_up_proj"):
+                prefix = name.removesuffix("mlp.experts.gate_up_proj")
+                for part, values in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
+                    tensors[f"{prefix}moe.{part}_proj.weight"] = values.clone()
+            else:
+                tensors[name] = tensor.clone()
+        if self.config.tie_word_embeddings:
+            del tensors["lm_head.weight"]
+        _write(self, directory, tensors)
 
 
 for _config, _model in (

@@ -21,7 +21,7 @@ from shmllm_kernels.cpu.group_tiles import PANEL_COLUMNS
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.lora import DTYPES
-from shmllm_kernels.cpu.memory import floats, itemsize, put_number, word
+from shmllm_kernels.cpu.memory import float_of_word, floats, itemsize, put_number, word
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED, TILE_COLUMNS
 from shmllm_kernels.cpu.products import (
     COLUMNS_AT_ONCE,
@@ -38,8 +38,8 @@ from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 """The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
 
-SILU, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU = (
-    "silu", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"
+SILU, SILU_BOUNDED, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU = (
+    "silu", "silu_bounded", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"
 )  # fmt: skip
 _LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
 
@@ -153,12 +153,18 @@ def _alone(x, activation):
 
 
 @compiled
-def _activate(scratch, width, out, activation, x_kind):
-    """Writes one row's activation. scratch: gate and up of `width` columns, or up."""
+def _activate(scratch, width, out, bound, activation, x_kind):
+    """Writes one row's activation. scratch: gate and up of `width` columns, or up. bound: that of
+    SILU_BOUNDED."""
     gate = floats(scratch)
     if _is_alone(activation):
         for i in range(width):
             put_number(out, i, _alone(gate[i], activation), x_kind)
+    elif activation == SILU_BOUNDED:
+        factors = floats(scratch + 4 * width)
+        for i in range(width):
+            opened = min(silu(gate[i], np.float32(1.0)), bound)
+            put_number(out, i, opened * max(min(factors[i], bound), -bound), x_kind)
     elif activation != GPT_OSS:
         up = floats(scratch + 4 * width)
         for i in range(width):
@@ -219,7 +225,8 @@ def _activate_block(
         if word(operands, 13) != 0:
             token = word(word(operands, 11), first + row)
             _weigh_gate(word(operands, 13), token, expert, own, width)
-        _activate(own, width, target + row * out_stride, activation, out_kind)
+        bound = float_of_word(word(operands, 17))
+        _activate(own, width, target + row * out_stride, bound, activation, out_kind)
 
 
 @compiled
@@ -307,12 +314,13 @@ _PIECES = {kinds[0]: _pieces_in_groups if kinds in KINDS_IN_GROUPS else _pieces 
 GATE_AND_UP = {
     (*kinds, activation): Kernel(_PIECES[kinds[0]], _gate_and_up, *kinds, activation)
     for kinds in _KINDS
-    for activation in (SILU, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU)
+    for activation in (SILU, SILU_BOUNDED, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU)
 }
 """Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up; out
 is float32 if x has a name in `group_rounding.GROUPINGS`.
 
 SILU: ``silu(gate) * up``, where the columns of gate precede those of up; GELU_TANH likewise.
+SILU_BOUNDED: ``min(silu(gate), bound) * min(max(up, -bound), bound)``, in this order, too.
 GPT_OSS: ``(up + 1) * gate * sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where
 columns of gate and up alternate. RELU_SQUARED: ``max(up, 0)**2``, without a gate: weights and bias
 have inner columns; GELU (with the error function) likewise.
@@ -327,6 +335,7 @@ Operands (addresses; strides in bytes; all but x, out, weights and bias float32 
     11 tokens: int64, the row of x of each sorted pair
     12 scratch [threads, SCRATCH_BYTES]
     13 `PairWeights`, by which gates are multiplied before SILU or GELU_TANH, or 0
+    17 bound, a number from `word_of_float`, of SILU_BOUNDED alone
 """
 
 DOWN = {kinds: Kernel(_PIECES[kinds[0]], _down, *kinds) for kinds in _KINDS}

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.activation import active
+from shmllm_kernels.gpu.activation import active, bounded
 from shmllm_kernels.gpu.expert_lora import add_to_block
 from shmllm_kernels.gpu.functions import sigmoid
 from shmllm_kernels.gpu.pairs import block_of
@@ -36,6 +36,7 @@ def multiply_gate_and_up(
     adapters,
     shared,
     gate_factors_ptr,
+    bound,
     TOP_K: tl.constexpr,
     PARTS: tl.constexpr,
     NAME: tl.constexpr,
@@ -89,7 +90,10 @@ def multiply_gate_and_up(
     gate, up = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_N // 2, 2)))
     if gate_factors_ptr is not None:
         gate *= tl.load(gate_factors_ptr + pairs, mask=is_pair, other=1.0)[:, None]
-    if NAME != "gpt_oss":
+    if NAME == "silu_bounded":
+        opened, up = bounded(active(gate, "silu"), up, bound)
+        value = opened * up
+    elif NAME != "gpt_oss":
         value = active(gate, NAME) * up
     else:
         gate = tl.where(gate > 7.0, 7.0, gate)
@@ -119,6 +123,7 @@ def multiply_up(
     adapters,
     shared,
     gate_factors_ptr,
+    bound,
     TOP_K: tl.constexpr,
     PARTS: tl.constexpr,
     NAME: tl.constexpr,

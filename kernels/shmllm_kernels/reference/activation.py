@@ -40,6 +40,21 @@ def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
     return function(gate) * up
 
 
+def activate_bounded(x: Tensor, name: str, bound: float) -> Tensor:
+    """Returns ``min(f(gate), bound) * min(max(up, -bound), bound)``.
+
+    Args:
+        x: [..., 2 * dim], gates and ups side by side.
+        name: see `activate`.
+        bound: the bound, above 0.
+
+    Returns:
+        [..., dim], in x's dtype.
+    """
+    gate, up = x.chunk(2, -1)
+    return _FUNCTIONS[name](gate).clamp(max=bound) * up.clamp(-bound, bound)
+
+
 def activate_sparse(x: Tensor, name: str, deviations: float) -> Tensor:
     """Returns ``f(max(gate - cut, 0)) * up``, where a row's cut lies so many standard deviations of
     its gates above their mean.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shmllm_kernels.reference.activation import activate
+from shmllm_kernels.reference.activation import activate, activate_bounded
 
 GATE_LIMIT = 7.0
 """gpt-oss bounds gate from above, and up on both sides."""
@@ -126,13 +126,17 @@ def gpt_oss_activation(gate_up: Tensor) -> Tensor:
     return (up + 1) * gate * torch.sigmoid(_SLOPE * gate)
 
 
-def activated(x: Tensor, gate_up: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+def activated(
+    x: Tensor, gate_up: Tensor, bias: Tensor | None, activation: str, bound: float = 0.0
+) -> Tensor:
     """Returns what one expert's last product reads, [tokens, inner]; see `experts`."""
     inner = x @ gate_up.T
     if bias is not None:
         inner = inner + bias
     if activation == "gpt_oss":
         return gpt_oss_activation(inner)
+    if activation == "silu_bounded":
+        return activate_bounded(inner, "silu", bound)
     return activate(inner, activation, is_gated=activation not in ("relu_squared", "gelu"))
 
 
@@ -146,6 +150,7 @@ def experts(
     down_bias: Tensor | None = None,
     activation: str = "silu",
     weighs_inputs: bool = False,
+    bound: float = 0.0,
 ) -> Tensor:
     """Returns the weighted sum of each token's experts, added in ascending order.
 
@@ -158,8 +163,9 @@ def experts(
         gate_up_bias: [experts, rows of gate_up] or None.
         down_bias: [experts, hidden] or None.
         activation: "silu" or "gelu_tanh", with all columns of gate before those of up, "gpt_oss",
-            or "relu_squared" or "gelu" of up alone.
+            or "relu_squared" or "gelu" of up alone; or "silu_bounded".
         weighs_inputs: whether weights multiply what experts read, and not what they return.
+        bound: with "silu_bounded": see `activation.activate_bounded`.
 
     Returns:
         [tokens, hidden].
@@ -170,7 +176,7 @@ def experts(
         own = weights[tokens, choices, None]
         read = x[tokens] * own if weighs_inputs else x[tokens]
         bias = None if gate_up_bias is None else gate_up_bias[expert]
-        rows = activated(read, gate_up[expert], bias, activation) @ down[expert].T
+        rows = activated(read, gate_up[expert], bias, activation, bound) @ down[expert].T
         if down_bias is not None:
             rows = rows + down_bias[expert]
         out[tokens] += rows if weighs_inputs else own * rows

@@ -211,7 +211,7 @@ class ExpertOps:
         is_rounded = kinds[0] != "float32" and kinds[0] not in GROUPINGS
         if is_rounded:
             activated = activated.view(getattr(torch, kinds[0]))[:, : spec.inner]
-        kernel, adapters = GATE_AND_UP[*kinds, spec.activation], []
+        kernel, adapters = GATE_AND_UP[*kinds, spec.activation], [0, 0, 0]
         if self._lora is not None:
             if is_rounded:
                 exact = self._exact.setdefault(spec, torch.empty_like(exact))
@@ -226,6 +226,7 @@ class ExpertOps:
         )
         factors = weights.ctypes.data if spec.weighs_inputs else 0
         extra = [buffers.tokens.data_ptr(), self._scratch.data_ptr(), factors, *adapters]
+        extra.append(word_of_float(spec.bound))
         operands = [*blocks, *source, *_rows(activated), *_weights(moe.gate_up_proj, spec.inner)]
         label = f"gate_and_up {_size(moe)}"
         self._kernels.record(kernel, [*operands, *extra], keep=[weights], label=label)

@@ -46,6 +46,7 @@ from shmllm.worker.cpu.short_convolution import ShortConvolutionOps
 from shmllm.worker.cpu.states import States
 from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
+from shmllm_kernels.cpu.bounded_activation import ACTIVATE_BOUNDED
 from shmllm_kernels.cpu.norms import ADD, SCALE, SCALE_COLUMNS
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
@@ -377,6 +378,9 @@ class CpuOps:
         elif spec.sparsity:
             deviations = word_of_float(spec.deviations)
             self._record(f"sparse_{label}", ACTIVATE_SPARSE[spec.activation], *operands, deviations)
+        elif spec.bound is not None:
+            bound, kernel = word_of_float(spec.bound), ACTIVATE_BOUNDED[spec.activation]
+            self._record(f"bounded_{label}", kernel, *operands, bound)
         else:
             self._record(label, ACTIVATE[spec.activation, spec.gated], *operands)
 

@@ -10,9 +10,9 @@ from shmllm_kernels.gpu.xielu import xielu
 
 
 def needs_whole_product(mlp: MLP) -> bool:
-    """Return whether no product computes the activation of its tile: it has numbers of its own, or
-    depends on all gates of a token."""
-    return mlp.learned is not None or mlp.spec.sparsity > 0
+    """Return whether no product computes the activation of its tile: it has numbers of its own, a
+    bound, or depends on all gates of a token."""
+    return mlp.learned is not None or mlp.spec.sparsity > 0 or mlp.spec.bound is not None
 
 
 def activate_mlp(out: Tensor, projected: Tensor, mlp: MLP) -> None:
@@ -29,4 +29,4 @@ def activate_mlp(out: Tensor, projected: Tensor, mlp: MLP) -> None:
     elif spec.sparsity:
         activate_sparse(out, projected, spec.activation, spec.deviations)
     else:
-        activate(out, projected, spec.activation, spec.gated)
+        activate(out, projected, spec.activation, spec.gated, spec.bound)

@@ -182,7 +182,7 @@ class ExpertOps:
         if moe.fixed_gate is not None:
             gates = moe.fixed_gate.expand(num_tokens)
         routing = Routing(buffers.ids[:num_tokens], buffers.weights[:num_tokens], gates)
-        if self._reads_choices(num_tokens):
+        if self._reads_choices(num_tokens, spec):
             return logits, routing, None
         block_m = self._configs(moe, num_tokens)[0].block_m
         return logits, routing, PairLayout(buffers.sorted, buffers.scratch, block_m)
@@ -209,6 +209,8 @@ class ExpertOps:
         kinds = (shared.spec.activation, shared.spec.gated), (spec.activation, spec.gated)
         linears = moe.gate_up_proj, moe.down_proj, shared.gate_up_proj, shared.down_proj
         if kinds[0] != kinds[1] or any(linear.bias is not None for linear in linears):
+            return None
+        if shared.spec.bound is not None:
             return None
         first, last = shared.gate_up_proj.weight, shared.down_proj.weight
         if isinstance(first, MixedMatrix) or isinstance(last, MixedMatrix):
@@ -264,7 +266,7 @@ class ExpertOps:
         """Launch the products of each token's experts, and of a shared one that is given as its
         weights, and their sums."""
         shared = given if isinstance(given, SharedExpert) else None
-        if self._reads_choices(len(x)):
+        if self._reads_choices(len(x), moe.spec):
             self._sum_of_one(total, x, routing, moe, shared)
             return
         spec, buffers, num_tokens = moe.spec, self._buffers[moe.spec], len(x)
@@ -279,7 +281,7 @@ class ExpertOps:
         first = self._shrink(moe.gate_up_proj, x, spec, block_m, by_token=True)
         gate_and_up(
             activated, x, weights[0], moe.gate_up_proj.bias, spec.activation, spec.top_k, pairs,
-            configs[0], first, is_dependent, shared, _gate_factors(spec, routing),
+            configs[0], first, is_dependent, shared, _gate_factors(spec, routing), spec.bound,
         )  # fmt: skip
         last = self._shrink(moe.down_proj, activated, spec, block_m, by_token=False)
         bias = moe.down_proj.bias if has_bias else None
@@ -289,10 +291,11 @@ class ExpertOps:
         )  # fmt: skip
         combine(total, rows, is_dependent, parts)
 
-    def _reads_choices(self, num_tokens: int) -> bool:
+    def _reads_choices(self, num_tokens: int, spec: MoESpec) -> bool:
         """Return whether products read on the device which experts were chosen, unsorted: those of
-        one token, without adapters and other ranks."""
-        return num_tokens == 1 and self._lora is None and not self._meetings.are_needed
+        one token, without adapters, other ranks and a bound."""
+        is_alone = self._lora is None and not self._meetings.are_needed
+        return num_tokens == 1 and is_alone and spec.activation != "silu_bounded"
 
     def _sum_of_one(
         self,

@@ -71,7 +71,7 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
         return "the kernel does not compute the mixer"
     if not isinstance(mlp, MLPSpec) or mlp.sparsity or layer.mlp_scale != 1:
         return "the kernel does not compute the feed-forward"
-    if mlp.learns_activation:
+    if mlp.learns_activation or mlp.bound is not None:
         return "the kernel does not compute the activation"
     if layer.laurel_rank is not None:
         return "the kernel does not compute the branch beside the mixer"

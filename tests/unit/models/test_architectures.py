@@ -230,6 +230,23 @@ LAGUNA: dict[str, Any] = EXPERTS | {
     "shared_expert_intermediate_size": 36,
     "moe_routed_scaling_factor": 2.5,
 }
+STEP: dict[str, Any] = {
+    "head_dim": 16,
+    "layer_types": [FULL, SLIDING, SLIDING],
+    "sliding_window": 7,
+    "attention_other_setting": {"attention_type": SLIDING, "num_attention_heads": 4},
+    "moe_num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "share_expert_dim": 36,
+    "moe_layers_enum": "1,2",
+    "moe_router_scaling_factor": 3.0,
+    "swiglu_limits": [0, 0, 0.04],
+    "swiglu_limits_shared": [0.05, 0, 0.02],
+    "rope_theta": [5e5, 1e4, 1e4],
+    "partial_rotary_factors": [0.5, 1.0, 1.0],
+    "rope_scaling": {name: LLAMA3_ROPE[name] for name in LLAMA3_ROPE if name != "rope_theta"},
+}
 SARVAM: dict[str, Any] = GROUPS | {"head_dim": 16, "moe_intermediate_size": 24}
 MIMO: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -449,6 +466,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "nanochat",
         {"attention_bias": True, "final_logit_softcapping": None, "rms_norm_eps": 0.1}
         | {"num_key_value_heads": 6, "tie_word_embeddings": True},
+    ),
+    "step3.5": ("step3p5", STEP),
+    "step3.5-all-experts": (
+        "step3p5",
+        STEP
+        | {"num_experts_per_tok": 6, "mlp_bias": True}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "swiglu_limits": [0.5, None, 0]}
+        | {"layer_types": None, "partial_rotary_factors": None, "rope_theta": 1e5}
+        | {"query_pre_attn_scalar": 9, "tie_word_embeddings": True},
     ),
     "sarvam-moe": ("sarvam_moe", SARVAM),
     "sarvam-moe-all-experts": (
@@ -1075,6 +1101,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 VARIANTS_OF_ROUTERS = {
+    "step3.5-all-experts",
     "sarvam-mla-all-experts",
     "sarvam-moe-all-experts",
     "laguna-all-experts",
@@ -1254,6 +1281,7 @@ BFLOAT16 = [
     "solar-open-all-experts",
     "stablelm",
     "starcoder2",
+    "step3.5-all-experts",
     "youtu",
 ]
 

@@ -65,6 +65,7 @@ OTHERS = (
     "lfm2_moe",
     "minimax",
     "olmo_hybrid",
+    "step3p5",
     "opt",
     *OF_DEEPSEEK,
     *MAMBAS,

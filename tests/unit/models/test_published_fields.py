@@ -4,7 +4,6 @@ transformers does not write."""
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from support.model_helpers import (
     save,
 )
 from support.variants import slow
-from transformers import MiMoV2FlashConfig, MiniMaxConfig, Mistral3Config, SarvamMoEConfig
+from transformers import MiMoV2FlashConfig, Mistral3Config
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.recurrent_specs import LightningSpec
 from shmllm.models.specs import MoESpec
 
 TOKENS = [5, 9, 17, 40, 3, 8]
@@ -354,160 +352,3 @@ def test_deepseek_moe_as_its_authors_write_it(tmp_path: Path) -> None:
     assert [isinstance(each, MoESpec) for each in config.feed_forwards] == [False, *[True] * 27]
     with pytest.raises(EngineStartError, match="scoring_func 'sigmoid' is not supported"):
         read(tmp_path, "DeepseekForCausalLM", **fields | {"scoring_func": "sigmoid"})
-
-
-MINIMAX: dict[str, Any] = {
-    "num_hidden_layers": 80,
-    "hidden_size": 6144,
-    "intermediate_size": 9216,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "rotary_dim": 64,
-    "rope_theta": 10000000,
-    "rms_norm_eps": 1e-05,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 2,
-    "shared_intermediate_size": 0,
-    "postnorm": True,
-    "attn_type_list": [*[0] * 7, 1] * 10,
-    "layernorm_full_attention_alpha": 3.5565588200778455,
-    "layernorm_full_attention_beta": 1.0,
-    "layernorm_linear_attention_alpha": 3.5565588200778455,
-    "layernorm_linear_attention_beta": 1.0,
-    "layernorm_mlp_alpha": 3.5565588200778455,
-    "layernorm_mlp_beta": 1.0,
-}
-
-
-def test_absent_fields_of_minimax_01_agree_with_transformers(tmp_path: Path) -> None:
-    expected = MiniMaxConfig(**SIZES | {"head_dim": 16})
-    config = read(tmp_path, "MiniMaxForCausalLM", head_dim=16)
-    types = ["full_attention" if mixer.kv else "linear_attention" for mixer in config.mixers]
-    assert types == expected.layer_types
-    [attention], [experts] = set(config.attentions), config.mixtures
-    assert config.max_position_embeddings == expected.max_position_embeddings
-    assert (config.norm.eps, config.residual_scale) == (expected.rms_norm_eps, 1.0)
-    assert attention.rope is not None
-    assert attention.rope.theta == expected.rope_parameters["rope_theta"]
-    assert attention.rope.rotary_dim == expected.head_dim
-    assert experts.num_experts == expected.num_local_experts
-    assert experts.top_k == expected.num_experts_per_tok
-
-
-@pytest.mark.parametrize("name", ["MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"])
-def test_minimax_01_as_its_authors_write_it(name: str, tmp_path: Path) -> None:
-    config = read(tmp_path, name, **MINIMAX)
-    [attention], [experts] = set(config.attentions), config.mixtures
-    nets = [each for each in config.mixers if isinstance(each, LightningSpec)]
-    assert len(nets) == 70
-    assert config.mixers[7] == attention
-    assert {(each.heads, each.head_dim) for each in nets} == {(64, 128)}
-    assert [nets[0].slope, nets[69].slope] == pytest.approx([1 + 1e-5, 1 / 79 + 1e-5], abs=1e-6)
-    assert attention.rope is not None
-    assert (attention.rope.rotary_dim, attention.rope.theta) == (64, 1e7)
-    assert (experts.num_experts, experts.top_k, experts.renormalize) == (32, 2, True)
-    alpha = MINIMAX["layernorm_mlp_alpha"]
-    assert config.residual_scale == config.layers[0].mixed_scale == 1 / alpha
-    assert config.layers[0].norms.eps_of_sums == (1e-5 / alpha**2,) * 2
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"postnorm": False}, "postnorm False is not supported"),
-        ({"shared_intermediate_size": 512}, "shared_intermediate_size 512 is not supported"),
-        ({"attn_type_list": [2] * 80}, "'attn_type_list' must list 0 or 1 for each layer"),
-        ({"attn_type_list": [0] * 79}, "must list one type for each of 80 layers"),
-        ({"head_dim": 120}, "head_dim must be a multiple of 16, not 120"),
-        ({"rotary_dim": 256}, "'rotary_dim' must be an integer of at most 128"),
-        ({"hidden_act": "gelu"}, "experts with hidden_act 'gelu' are not supported"),
-        ({"layernorm_mlp_alpha": 0}, "'mlp_alpha_factor' must be a positive number"),
-    ],
-)
-def test_what_minimax_01_does_not_compute_is_refused(
-    fields: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(EngineStartError, match=reason):
-        read(tmp_path, "MiniMaxText01ForCausalLM", **MINIMAX | fields)
-
-
-SARVAM: dict[str, Any] = {
-    "hidden_size": 4096,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 19,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "num_experts": 128,
-    "num_shared_experts": 1,
-    "num_experts_per_tok": 6,
-    "moe_intermediate_size": 1024,
-    "moe_shared_expert_intermediate_size": 1024,
-    "use_qkv_bias": False,
-    "use_bias": False,
-    "score_function": "sigmoid",
-    "rope_theta": 8000000,
-}
-
-
-def test_sarvam_30b_as_its_authors_write_it(tmp_path: Path) -> None:
-    config = read(tmp_path, "SarvamMoEForCausalLM", **SARVAM)
-    [attention], [experts] = set(config.attentions), config.mixtures
-    assert (attention.num_kv_heads, attention.head_dim, attention.qk_norm) == (4, 64, "head")
-    assert attention.rope is not None
-    assert (attention.rope.rotary_dim, attention.rope.theta) == (64, 8e6)
-    assert (experts.num_experts, experts.top_k, experts.weight_scale) == (128, 6, 2.5)
-    assert config.max_position_embeddings == 131072
-    defaults = SarvamMoEConfig()
-    few = {name: SARVAM[name] for name in ("num_attention_heads", "hidden_size")}
-    absent = read(tmp_path, "SarvamMoEForCausalLM", **few, num_key_value_heads=4)
-    [attention], [experts] = set(absent.attentions), absent.mixtures
-    assert attention.head_dim == defaults.head_dim
-    assert (experts.num_experts, experts.inner) == (128, defaults.moe_intermediate_size)
-    assert [isinstance(each, MoESpec) for each in absent.feed_forwards] == [False, True, True, True]
-
-
-def test_sarvam_105b_as_its_authors_write_it(tmp_path: Path) -> None:
-    fields = SARVAM | {"head_dim": 576, "q_head_dim": 192, "num_key_value_heads": 64}
-    fields |= {"num_experts_per_tok": 8, "moe_intermediate_size": 2048, "num_mtp_layers": 1}
-    del fields["moe_shared_expert_intermediate_size"]
-    yarn = {"type": "deepseek_yarn", "factor": 40, "original_max_position_embeddings": 4096}
-    yarn |= {"mscale": 1.0, "mscale_all_dim": 1.0}
-    config = read(tmp_path, "SarvamMLAForCausalLM", **fields, rope_scaling=yarn)
-    [attention] = set(config.latent_attentions)
-    assert (attention.query_rank, attention.rank, attention.value_dim) == (None, 512, 128)
-    assert (attention.rope.type, attention.rope.factor, attention.rope.theta) == ("yarn", 40, 8e6)
-    assert attention.scale == pytest.approx(192**-0.5 * (0.1 * math.log(40) + 1) ** 2)
-    assert config.skipped_prefixes == ("model.layers.19.",)
-
-
-@pytest.mark.parametrize("name", ["SarvamMoEForCausalLM", "SarvamMLAForCausalLM"])
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"score_function": "softmax"}, "score_function 'softmax' is not supported"),
-        ({"use_bias": True}, "use_bias True is not supported"),
-        ({"moe_shared_expert_intermediate_size": 7}, "_size 7 is not supported; supported: 1024"),
-        ({"num_experts": 5}, r"num_experts_per_tok \(6\) is more than 5 experts"),
-        ({"rope_scaling": {"type": "other"}}, "rope type 'other' is not supported"),
-    ],
-)
-def test_what_sarvam_does_not_compute_is_refused(
-    name: str, fields: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    with pytest.raises(EngineStartError, match=reason):
-        read(tmp_path, name, **SARVAM | {"num_key_value_heads": 64} | fields)
-
-
-def test_updates_of_sarvam_have_the_names_of_transformers_modules(tmp_path: Path) -> None:
-    sizes = {"num_experts_per_tok": 2, "n_routed_experts": 4, "moe_intermediate_size": 16}
-    reference = reference_model("sarvam_moe", 4.0, head_dim=8, **sizes)
-    model = load(save(reference, tmp_path))
-    written = load_file(tmp_path / "model.safetensors")
-    assert "model.layers.1.attention.query_key_value.weight" in written
-    expected = our_logits(model, TOKENS)
-    model.load_weights((name, tensor * 0 + 1) for name, tensor in reference.state_dict().items())
-    assert not torch.equal(our_logits(model, TOKENS), expected)
-    model.load_weights(reference.state_dict().items())
-    assert torch.equal(our_logits(model, TOKENS), expected)

@@ -55,7 +55,7 @@ def compute(
 def expected(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Tensor:
     names = ("gate_up", "down", "gate_up_bias", "down_bias")
     values = [experts.values(name) for name in names]
-    options = experts.activation, experts.weighs_inputs
+    options = experts.activation, experts.weighs_inputs, experts.bound
     return moe.experts(x.double(), ids, weights.double(), *values, *options)
 
 
@@ -69,7 +69,7 @@ def magnitudes(x: Tensor, experts: Experts, ids: Tensor, weights: Tensor) -> Ten
         expert, weight = ids[token, choice], weights[token, choice].double()
         read = x[token].double() * (weight if experts.weighs_inputs else 1)
         own_bias = None if bias is None else bias[expert]
-        row = moe.activated(read, gate_up[expert], own_bias, experts.activation)
+        row = moe.activated(read, gate_up[expert], own_bias, experts.activation, experts.bound)
         found[token] += (1 if experts.weighs_inputs else weight) * down[expert].abs() @ row.abs()
     return found
 
@@ -100,6 +100,19 @@ def test_experts_equal_the_reference(
         x = (torch.randn(num_tokens, hidden) * 4).to(experts.x_dtype)
         ids, weights = random_routing(num_tokens, 6, 3)
         assert_near(compute(x, experts, ids, weights), x, experts, ids, weights)
+
+
+@pytest.mark.parametrize("kinds", KINDS)
+def test_gates_and_ups_are_bounded(kinds: tuple[str, str]) -> None:
+    made = random_experts(kinds, 6, 70, 37, activation="silu_bounded")
+    x = (torch.randn(25, 70) * 4).to(made.x_dtype)
+    ids, weights = random_routing(25, 6, 3)
+    bounded, free = (replace(made, bound=bound) for bound in (0.5, 1e9))
+    found = compute(x, bounded, ids, weights)
+    allowed = assert_near(found, x, bounded, ids, weights)
+    plain = compute(x, replace(made, activation="silu"), ids, weights)
+    assert torch.equal(compute(x, free, ids, weights), plain)
+    assert ((found - plain).abs() > 10 * allowed).any()
 
 
 @pytest.mark.parametrize("kinds", KINDS)

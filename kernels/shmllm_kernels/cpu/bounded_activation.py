@@ -1,0 +1,33 @@
+"""The activation of an MLP whose gates and ups are bounded.
+
+All activations are float32. A row's result depends on that row alone: one thread computes it from
+beginning to end.
+"""
+
+from __future__ import annotations
+
+from shmllm_kernels.cpu.kernel_program import Kernel
+from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.memory import float_of_word, floats, word
+from shmllm_kernels.cpu.rows import ACTIVATIONS, activation, count_pieces, rows_of_piece
+
+
+@compiled
+def _activate_bounded(operands, piece, thread, num_threads, name):
+    source, out, width = word(operands, 1), word(operands, 2), word(operands, 3)
+    bound = float_of_word(word(operands, 4))
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for row in range(begin, end):
+        place = source + row * width * 8
+        gate, up, values = floats(place), floats(place + width * 4), floats(out + row * width * 4)
+        for i in range(width):
+            opened = min(activation(gate[i], name), bound)
+            values[i] = opened * max(min(up[i], bound), -bound)
+
+
+ACTIVATE_BOUNDED = {name: Kernel(count_pieces, _activate_bounded, name) for name in ACTIVATIONS}
+"""Kernels by the activation's name. ``out = min(f(gate), bound) * min(max(up, -bound), bound)``.
+
+Operands: address of the number of rows; x [rows, 2 * width], gates and ups side by side; out
+[rows, width]; width; the bound, a number from `word_of_float`.
+"""
