@@ -149,12 +149,31 @@ class LoraTargets:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of all modules, each with one of its names."""
+        """The names of all modules, each with one of its names; of those that files have in one
+        tensor, and transformers' modules apart, the latter."""
         found: dict[Target, str] = {}
         for name, targets in self._targets.items():
             if name.endswith(_WEIGHT) and len(targets) == 1:
                 found.setdefault(targets[0], name.removesuffix(_WEIGHT))
-        return list(found.values())
+        ends = {(each.product, *_span_of(each)) for each in found}
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for product, begin, end in ends:
+            spans.setdefault(product, []).append((begin, end))
+        return [
+            name
+            for target, name in found.items()
+            if not _contains_another(_span_of(target), spans[target.product])
+        ]
+
+
+def _span_of(target: Target) -> tuple[int, int]:
+    """Returns the first column of a product that a target has, and the one behind its last."""
+    ends = [(each.column, each.column + each.size) for each in target.columns]
+    return min(begin for begin, _ in ends), max(end for _, end in ends)
+
+
+def _contains_another(own: tuple[int, int], spans: Sequence[tuple[int, int]]) -> bool:
+    return any(own != other and own[0] <= other[0] and other[1] <= own[1] for other in spans)
 
 
 class _Collector:

@@ -88,7 +88,7 @@ class GpuRankPart:
             return
         program.begin()
         if kind is Kind.SCORING:
-            program.compute_logits(buffers.normed[rows_of_slot(slot)])
+            program.compute_logits(buffers.results[rows_of_slot(slot)])
             return
         step = self._messages.read(slot)
         inputs.change_blocks(step.changes)

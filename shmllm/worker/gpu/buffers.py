@@ -75,6 +75,7 @@ class GpuBuffers:
         predicted: [max_tokens, hidden], what a layer reads if there are several, else empty.
         levels: [levels, max_tokens, hidden], what images add behind the first layers, else 0.
         normed: [max_tokens, hidden], outputs of norms.
+        results: [max_tokens, hidden], where a step leaves its result: one of both.
         spare: [MAX_ROWS, hidden], the other place of the residual stream of few tokens.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim] each.
@@ -128,6 +129,8 @@ class GpuBuffers:
 
         self.streams = allocate((config.num_streams, max_tokens, hidden), self._dtype)
         self.hidden, self.normed = self.streams[0], buffer(max_tokens, hidden)
+        # A model without a final norm leaves its result in the residual stream.
+        self.results = self.normed if config.final_norm else self.hidden
         self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self.spare = buffer(MAX_ROWS, hidden)
         self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)

@@ -195,8 +195,7 @@ class GpuProgram:
             and not reason_against(model.config, model.has_packed)
         ):
             self._persistent = PersistentDecoder(model, cache, inputs, buffers, where)
-        # A model without a final norm leaves its result in the residual stream.
-        self._hidden = buffers.hidden if model.norm is None else buffers.normed
+        self._hidden = buffers.results
         self._full: dict[BatchDescriptor, PiecewiseGraph] = {}
         self._piecewise: dict[int, PiecewiseGraph] = {}
 

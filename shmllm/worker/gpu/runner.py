@@ -371,7 +371,7 @@ class GpuRunner(LoadedRunner):
     def _compute_logits(self, hidden: Tensor) -> Tensor:
         """As `Program.compute_logits`, for hidden states of the last step, on all ranks."""
         if self._messages is not None:
-            first = hidden.data_ptr() - self._buffers.normed.data_ptr()
+            first = hidden.data_ptr() - self._buffers.results.data_ptr()
             row_bytes = hidden.shape[1] * hidden.itemsize
             slot = slot_of_rows(first // row_bytes, len(hidden))
             self._ranks.memory.begin(Kind.SCORING, slot)
