@@ -43,6 +43,7 @@ IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
     *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel"),
+    *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "Step3p5ForCausalLM"),
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel"),
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
