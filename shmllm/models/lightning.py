@@ -8,6 +8,7 @@ import torch
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
+from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.matrices import joined, matrix_of
 from shmllm.models.recurrent_specs import LightningSpec
 
@@ -54,3 +55,7 @@ class Lightning:
         weights[f"{prefix}.qkv_proj.weight"] = (joined(every),)
         weights |= self.norm.named_weights(f"{prefix}.norm")
         return weights | self.out_proj.named_weights(f"{prefix}.out_proj")
+
+
+Mamba2Like = Mamba2 | Lightning
+"""What `ops.Ops.mamba2` computes."""

@@ -14,8 +14,7 @@ from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm, TokenEmbedding
-from shmllm.models.lightning import Lightning
-from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.lightning import Mamba2Like
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
@@ -323,7 +322,7 @@ class Ops(LinearOps, Protocol):
         """Returns ``rms_norm(x) * sigmoid(gates)``, with a norm over each head, in the place of
         ``x``, the result of `kimi_delta`; both are [tokens, heads * head_dim]."""
 
-    def mamba2(self, x: Tensor, mixer: Mamba2 | Lightning) -> Tensor:
+    def mamba2(self, x: Tensor, mixer: Mamba2Like) -> Tensor:
         """Computes a Mamba 2 over the step's tokens, from the states of their requests on, which it
         brings up to date.
 

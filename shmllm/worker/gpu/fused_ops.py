@@ -19,8 +19,7 @@ from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm, TokenEmbedding
-from shmllm.models.lightning import Lightning
-from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.lightning import Mamba2Like
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
@@ -349,7 +348,7 @@ class FusedOps:
     def gate_heads(self, x: Any, gates: Any, net: KimiDelta) -> Tensor:
         return self._ops.gate_heads(self.value(x), self.value(gates), net)
 
-    def mamba2(self, x: Any, mixer: Mamba2 | Lightning) -> Tensor:
+    def mamba2(self, x: Any, mixer: Mamba2Like) -> Tensor:
         return self._ops.recurrent.mamba2_of_few(self.value(x), mixer)
 
     def mamba(self, x: Any, mixer: Mamba) -> Tensor:

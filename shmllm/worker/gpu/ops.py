@@ -19,8 +19,7 @@ from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm, TokenEmbedding
-from shmllm.models.lightning import Lightning
-from shmllm.models.mamba2_mixer import Mamba2
+from shmllm.models.lightning import Mamba2Like
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
@@ -331,7 +330,7 @@ class GpuOps:
     def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
         return self.recurrent.gate_heads(x, gates, net)
 
-    def mamba2(self, x: Tensor, mixer: Mamba2 | Lightning) -> Tensor:
+    def mamba2(self, x: Tensor, mixer: Mamba2Like) -> Tensor:
         return self.recurrent.mamba2(x, mixer)
 
     def mamba(self, x: Tensor, mixer: Mamba) -> Tensor:
@@ -365,9 +364,8 @@ class GpuOps:
         experts_norm: Norm | None = None,
     ) -> Routing:
         """Compute `add_norm` and `route` of few tokens; see `ExpertOps.route_few`."""
-        return self._experts.route_few(
-            x, normed, norm, self._query_starts, moe, factor, experts_norm
-        )
+        starts = self._query_starts
+        return self._experts.route_few(x, normed, norm, starts, moe, factor, experts_norm)
 
     @property
     def _query_starts(self) -> Tensor:
