@@ -343,6 +343,17 @@ def test_the_launches_of_a_delta_net_with_decays_by_channel(
     assert launched[: len(net)] == net
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("launches_only")
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_the_launches_of_a_lightning_attention(gpu_device, models, num_requests) -> None:
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    launched = launches_of_a_decode(gpu_device, models("minimax")[1], num_requests)
+    net = [product, "_activate", "_scan", "_gated_norm", product]
+    first = launched.index(product)
+    assert launched[first : first + len(net)] == net
+
+
 A4B = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True}
 E2B = {"enable_moe_block": False}
 """What makes the test's Gemma 4 like 26B-A4B, or like E2B."""
