@@ -182,6 +182,7 @@ ARCHITECTURES: dict[str, str] = {
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "Step3p5ForCausalLM": "step3p5",
+    "Step3p7ForConditionalGeneration": "step3p5",
     "T5EncoderModel": "t5_encoder",
     "UMT5EncoderModel": "t5_encoder",
     "VaultGemmaForCausalLM": "vaultgemma",
@@ -258,6 +259,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "Qwen3_5ForConditionalGeneration": ("qwen3_5_text",),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
     "SmolVLMForConditionalGeneration": ("llama",),
+    "Step3p7ForConditionalGeneration": ("step3p5",),
     "VoxtralForConditionalGeneration": ("llama",),
 }
 """For each architecture of a multimodal model, the values that ``model_type`` of its

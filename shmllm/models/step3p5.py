@@ -1,5 +1,6 @@
-"""Step 3.5: attention with a gate for each head, in layers whose heads, windows and rotations
-differ by type; experts chosen by sigmoids; norms of (1 + weight)."""
+"""Step 3.5, and the language model of Step 3.7: attention with a gate for each head, in layers
+whose heads, windows and rotations differ by type; experts chosen by sigmoids; norms of (1 +
+weight)."""
 
 from __future__ import annotations
 
@@ -60,6 +61,8 @@ _PADDED = (
     *("rope_theta", "partial_rotary_factors", "use_rope_layers"),
 )
 """The lists that may have items of the layers that predict further tokens."""
+_PROJECTOR = "vit_large_projector."
+"""What the files of Step 3.7 have of images beside a tower."""
 _NAMES = {
     ".self_attn.gate_proj.": ".self_attn.g_proj.",
     ".mlp.gate.weight": ".moe.gate.weight",
@@ -78,11 +81,11 @@ def configure(fields: Fields) -> ModelConfig:
     mixers = _read_mixers(fields, num_layers)
     mlps = _read_mlps(fields, num_layers)
     layers = [LayerSpec(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True)]
-    behind = range(num_layers, num_layers + further)
+    behind = [f"model.layers.{index}." for index in range(num_layers, num_layers + further)]
     return replace(
         read_model(fields, layers, _positions(fields)),
         norm=replace(read_norm(fields, default=1e-5), offset=1.0),
-        skipped_prefixes=tuple(f"model.layers.{index}." for index in behind),
+        skipped_prefixes=(*behind, _PROJECTOR),
     )
 
 

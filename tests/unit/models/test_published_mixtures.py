@@ -10,8 +10,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.model_helpers import load, our_logits, reference_model, save
-from transformers import MiniMaxConfig, SarvamMoEConfig, Step3p7TextConfig
+from support.model_helpers import (
+    assert_logits_close,
+    load,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
+from transformers import (
+    MiniMaxConfig,
+    SarvamMoEConfig,
+    Step3p7Config,
+    Step3p7ForConditionalGeneration,
+    Step3p7TextConfig,
+)
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -259,7 +272,8 @@ def test_step_3_5_as_its_authors_write_it(tmp_path: Path) -> None:
     assert (usual.activation, usual.shared) == ("silu", MLPSpec(inner=1280))
     assert (bounded.activation, bounded.bound) == ("silu_bounded", 7.0)
     assert (bounded.shared, last.shared) == (MLPSpec(inner=1280), MLPSpec(inner=1280, bound=16.0))
-    assert config.skipped_prefixes == tuple(f"model.layers.{index}." for index in (45, 46, 47))
+    further = [f"model.layers.{index}." for index in (45, 46, 47)]
+    assert list(config.skipped_prefixes[:3]) == further
 
 
 def test_absent_fields_of_step_3_5_agree_with_transformers(tmp_path: Path) -> None:
@@ -317,3 +331,38 @@ def test_layers_of_step_3_5_that_predict_further_tokens_are_left_out(tmp_path: P
     assert not torch.equal(our_logits(model, TOKENS), expected)
     model.load_weights(reference.state_dict().items())
     assert torch.equal(our_logits(model, TOKENS), expected)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model.language_model."])
+def test_the_language_model_of_step_3_7_is_step_3_5(prefix: str, tmp_path: Path) -> None:
+    sizes = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    reference = reference_model("step3p5", 4.0, head_dim=8, moe_layers_enum="1,2", **sizes)
+    expected = our_logits(load(save(reference, tmp_path)), TOKENS)
+    path, config_path = tmp_path / "model.safetensors", tmp_path / "config.json"
+    stored = {name.replace("model.", prefix, 1): each for name, each in load_file(path).items()}
+    of_images = ("vision_model.conv1.weight", "vit_large_projector.weight")
+    save_file(stored | {name: torch.ones(2) for name in of_images}, path)
+    text = json.loads(config_path.read_text())
+    outer = {"architectures": ["Step3p7ForConditionalGeneration"], "text_config": text}
+    config_path.write_text(json.dumps(outer))
+    assert torch.equal(our_logits(load(tmp_path), TOKENS), expected)
+    config_path.write_text(json.dumps(outer | {"text_config": text | {"model_type": "llama"}}))
+    with pytest.raises(EngineStartError, match="model_type 'llama' is not supported"):
+        load(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_language_model_of_step_3_7_equals_transformers(tmp_path: Path) -> None:
+    config = reference_model(
+        "step3p5", head_dim=16, moe_layers_enum="1,2", n_routed_experts=4, num_experts_per_tok=2
+    ).config
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56}
+    whole = Step3p7Config(text_config=config.to_dict(), vision_config=sizes, image_token_id=5)
+    model = Step3p7ForConditionalGeneration(whole).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2)
+    model.save_pretrained(tmp_path)
+    tokens = [7, *TOKENS[1:]]
+    wanted = reference_logits(model, tokens)
+    assert_logits_close(our_logits(load(tmp_path), tokens), wanted, 1e-4)
