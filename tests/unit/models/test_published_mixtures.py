@@ -353,9 +353,9 @@ def test_the_language_model_of_step_3_7_is_step_3_5(prefix: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_language_model_of_step_3_7_equals_transformers(tmp_path: Path) -> None:
-    config = reference_model(
-        "step3p5", head_dim=16, moe_layers_enum="1,2", n_routed_experts=4, num_experts_per_tok=2
-    ).config
+    experts = {"moe_layers_enum": "1,2", "n_routed_experts": 4, "num_experts_per_tok": 2}
+    layers = {"layer_types": ["full_attention", *["sliding_attention"] * 2], "sliding_window": 3}
+    config = reference_model("step3p5", head_dim=16, **experts, **layers).config
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 56}
     whole = Step3p7Config(text_config=config.to_dict(), vision_config=sizes, image_token_id=5)
     model = Step3p7ForConditionalGeneration(whole).eval()
