@@ -167,6 +167,7 @@ def rows(capability: int) -> None:
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
     for name in ("silu", "gelu", "gelu_tanh", "relu", "relu_squared"):
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
+    activation.activate(empty(4, 14_336), gate_up, "silu", is_gated=True, bound=7.0)
     activation.activate_sparse(empty(4, 14_336), gate_up, "gelu_tanh", 1.645)
     for name in ("gelu", "gelu_tanh"):
         activation.activate(gate_up, gate_up.clone(), name, is_gated=False)
@@ -211,6 +212,8 @@ def delta_nets(facts: dict[str, Any], capability: int) -> None:
     biases = gates[0, :value_heads]
     for is_sigmoid in (False, True):
         delta_net.gated_norm(out, out.clone(), out[0, :value_dim], 1e-6, is_sigmoid)
+    wide = empty(4, 8192)  # all heads of MiniMax-Text-01
+    delta_net.gated_norm(wide, wide.clone(), wide[0].clone(), 1e-6, is_sigmoid=True)
     delta_net.delta_rule(
         out, empty(4, 3 * values), gates[:, :value_heads], out.clone(), logs,
         empty(values, dtype=torch.float32), states, requests,
@@ -439,6 +442,10 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
             out = rows.to(dtype)
             down(out, activated, last, biases[1], top_k, pairs, config, is_dependent=is_dependent)
             if is_silu:
+                gate_and_up(
+                    activated, x.to(dtype), gate_up, None, "silu_bounded", top_k, pairs, config,
+                    is_dependent=is_dependent, bound=7.0,
+                )  # fmt: skip
                 up = torch.empty(count, inner, hidden, dtype=dtype)
                 gate_and_up(
                     activated, x.to(dtype), up, None, "relu_squared", top_k, pairs, config,
