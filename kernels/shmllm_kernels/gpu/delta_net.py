@@ -222,5 +222,5 @@ def gated_norm(
     if grid[0]:
         _gated_norm[grid](
             x, gate, weight, x.stride(0), gate.stride(0), width, eps,
-            IS_SIGMOID=is_sigmoid, BLOCK=block, num_warps=min(max(block // 512, 1), 8),
+            IS_SIGMOID=is_sigmoid, BLOCK=block, num_warps=min(max(block // 256, 1), 16),
         )  # fmt: skip
