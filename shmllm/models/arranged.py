@@ -130,6 +130,35 @@ class UnstackedMatrix(Arranged):
         return values.reshape(self.shape)
 
 
+class OrderedRows(Arranged):
+    """A destination [rows, columns] with the rows of a checkpoint's tensor in another order.
+
+    Args:
+        own: the destination.
+        order: [rows] int64, the row of the tensor that each row is.
+    """
+
+    def __init__(self, own: Any, order: Tensor) -> None:
+        super().__init__(own)
+        self._order = order
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.own.shape)
+
+    def of(self, own: Any) -> OrderedRows:
+        return OrderedRows(own, self._order)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        return values[self._order.to(values.device)]
+
+    def clone(self) -> Tensor:
+        own: Tensor = self.own.clone()
+        values = torch.empty_like(own)
+        values[self._order.to(own.device)] = own
+        return values
+
+
 class SpreadColumns(Arranged):
     """A destination [rows, width] as what a checkpoint has as [columns, rows]: each of its columns
     is one of those.

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from shmllm.models.bias_specs import DistanceBiases
+from shmllm.models.bias_specs import DistanceBiases, LinearBiases, RelationBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.distance_biases import linear_biases, named_biases
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import joined, matrix_of
 from shmllm.models.mixer_specs import AttentionSpec
+from shmllm.models.relations import Relations
 from shmllm.models.specs import NormSpec
 
 
@@ -25,6 +26,7 @@ class AttentionHeads:
         q_norm, k_norm: the norms of queries and keys, over a head or over all of them, or None.
         sinks: [num_heads], or None.
         biases: [num_heads, distances] float32, what is added to scores, or None.
+        relations: what makes such biases of queries and keys, or None.
     """
 
     def __init__(self, layer: int, spec: AttentionSpec, storage: Storage) -> None:
@@ -35,6 +37,7 @@ class AttentionHeads:
         self.k_norm: Norm | None = None
         self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
         self.biases: Tensor | None = None
+        self.relations: Relations | None = None
 
 
 class Attention(AttentionHeads):
@@ -51,7 +54,7 @@ class Attention(AttentionHeads):
         super().__init__(layer, spec, storage)
         if isinstance(spec.biases, DistanceBiases):
             self.biases = storage.float32(spec.num_heads, spec.biases.width)
-        elif spec.biases is not None:
+        elif isinstance(spec.biases, LinearBiases):
             own = config.shard.find(spec.num_heads, spec.biases.num_heads)
             self.biases = storage.constant(linear_biases(spec.biases, own))
         sizes = {"q": spec.query_width}
@@ -66,6 +69,9 @@ class Attention(AttentionHeads):
         self.qkv_proj = Linear(in_features, [*sizes.values()], has_all, storage)
         if lacks_some:  # the part of the keys, which no checkpoint has, stays 0
             self.qkv_proj.bias = storage.zeros(spec.in_width)
+        if isinstance(spec.biases, RelationBiases):
+            rest = spec.biases, config.norm, self.qkv_proj, storage
+            self.relations = Relations(config.hidden_size, *rest)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
         if spec.qk_norm is not None:
             has_weight = config.norm.weight and spec.norms_have_weights
@@ -105,6 +111,8 @@ class Attention(AttentionHeads):
         if self.biases is not None and isinstance(self.spec.biases, DistanceBiases):
             named = named_biases(self.biases, self.spec.biases)
             weights[f"{prefix}.relative_attention_bias.weight"] = (named,)
+        if self.relations is not None:
+            weights |= self.relations.named_weights(prefix)
         return weights
 
     def _with_gates(self, weights: NamedWeights, queries: str, gates: str) -> NamedWeights:

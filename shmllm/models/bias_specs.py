@@ -32,6 +32,37 @@ class DistanceBiases:
         return 2 * self.num_positions - 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelationBiases:
+    """What is added to the score of a key: products of the query, and of the key, with embeddings
+    of their distance (disentangled attention; He et al., "DeBERTa", 2021, section 3.1). The scale
+    of the scores multiplies them, too.
+
+    Attributes:
+        num_positions: the largest number of positions.
+        span: half of the number of embeddings: the last ones are those of all distances beyond.
+        furthest: the distance that the last embeddings stand for, where ranges of long distances
+            share one; None: each distance has its own.
+        of_queries: whether queries are multiplied by projections of embeddings to keys.
+        of_keys: whether keys are multiplied by projections of embeddings to queries.
+        shared: whether the projections of tokens are those of embeddings, too.
+        normed: whether embeddings have a norm.
+    """
+
+    num_positions: int
+    span: int
+    furthest: int | None
+    of_queries: bool
+    of_keys: bool
+    shared: bool
+    normed: bool
+
+    @property
+    def num_rows(self) -> int:
+        """The number of embeddings."""
+        return 2 * self.span
+
+
 @dataclass(frozen=True, slots=True)
 class LinearBiases:
     """What is added to the score of a key: the distance from the token times a factor of the head,

@@ -19,6 +19,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from shmllm.models.attention import Attention
 from shmllm.models.build import without_memory
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.experts import ExpertLinear, MoE
@@ -108,7 +109,12 @@ class LoraTargets:
         firsts = [0, *accumulate(map(len, matrices))]
         products = list(chain.from_iterable(matrices))
         self._model = whole
-        self._targets = _targets_of(whole, products) | _targets_of_all(whole, linears, firsts)
+        fixed = _fixed_columns(whole, linears, firsts)
+        self._targets = {
+            name: targets
+            for name, targets in _targets_of(whole, products).items()
+            if not any(_is_fixed(target, fixed) for target in targets)
+        } | _targets_of_all(whole, linears, firsts)
         num_parts = [0] * len(products)
         for target in chain.from_iterable(self._targets.values()):
             num_parts[target.product] = max(num_parts[target.product], target.part + 1)
@@ -286,6 +292,26 @@ def _targets_of(model: DecoderModel, products: Sequence[Matrix]) -> dict[str, tu
             num_parts[span.product] += 1
         found[name] = (known[key],)
     return found
+
+
+def _fixed_columns(
+    model: DecoderModel, linears: Sequence[Computed], firsts: Sequence[int]
+) -> dict[int, int]:
+    """Returns, for each product that projects embeddings of distances, too, which no adapter
+    changes, the end of the columns of these projections."""
+    indices = {id(linear): first for linear, first in zip(linears, firsts, strict=False)}
+    mixers = (layer.mixer for layer in model.layers)
+    related = (each for each in mixers if isinstance(each, Attention) and each.relations)
+    return {
+        indices[id(each.qkv_proj)]: each.spec.query_width + each.spec.key_width
+        for each in related
+        if each.relations is not None and each.relations.spec.shared
+    }
+
+
+def _is_fixed(target: Target, fixed: dict[int, int]) -> bool:
+    end = fixed.get(target.product, 0)
+    return any(part.column < end for part in target.columns)
 
 
 def _targets_of_all(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple
 
-from shmllm.models.bias_specs import DistanceBiases, LinearBiases
+from shmllm.models.bias_specs import DistanceBiases, LinearBiases, RelationBiases
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
     KimiDeltaSpec,
@@ -103,7 +103,8 @@ class AttentionSpec:
         scale: the factor of the scores.
         soft_cap: scaled scores become ``soft_cap * tanh(score / soft_cap)``; None: they stay.
         sinks: whether each head has a weight that joins the softmax's denominator.
-        biases: what is added to capped scores by distance; None: nothing.
+        biases: what is added to capped scores by distance, or by query, key and distance; None:
+            nothing.
         qk_norm: which norm queries and keys have: None, one over each "head", one over "each" with
             weights of its own, or one over the "row" of all heads side by side.
         norms_rotated: whether those of heads are behind the rotation, and not before it.
@@ -138,7 +139,7 @@ class AttentionSpec:
     scale: float
     soft_cap: float | None = None
     sinks: bool = False
-    biases: DistanceBiases | LinearBiases | None = None
+    biases: DistanceBiases | LinearBiases | RelationBiases | None = None
     qk_norm: QKNorm | None = None
     norms_rotated: bool = False
     norms_have_weights: bool = True

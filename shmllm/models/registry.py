@@ -53,6 +53,7 @@ ARCHITECTURES: dict[str, str] = {
     "DPRContextEncoder": "dpr",
     "DPRQuestionEncoder": "dpr",
     "DbrxForCausalLM": "dbrx",
+    "DebertaV2Model": "deberta_v2",
     "DeciLMForCausalLM": "decilm",
     "DeepseekForCausalLM": "deepseek",
     "DeepseekV2ForCausalLM": "deepseek_v2",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shmllm.models.bias_specs import RelationBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.recurrent_specs import KimiDeltaSpec
 
@@ -65,3 +66,16 @@ def num_chosen(config: ModelConfig) -> int | None:
     """Returns how many tokens the indexers of the layers, which are alike, choose for each token;
     None: there are none."""
     return next((each.top_k for each in config.latent_attentions if each.indexer), None)
+
+
+def relations_of(config: ModelConfig) -> RelationBiases | None:
+    """Returns what the layers, which are alike, add to scores by query, key and distance; None:
+    nothing."""
+    every = (each.biases for each in config.attentions)
+    return next((biases for biases in every if isinstance(biases, RelationBiases)), None)
+
+
+def num_relations(config: ModelConfig) -> int:
+    """Returns how many distances have embeddings of their own."""
+    relations = relations_of(config)
+    return 0 if relations is None else relations.num_rows

@@ -40,7 +40,8 @@ class Case:
         padding: the number of padded tokens and requests, as a graph has them.
         value_dim: the width of a value; None: that of a key. Each value is behind its key then.
         has_float8: whether keys and values are in FP8.
-        has_biases: whether biases are added to scores, by distance.
+        has_biases, has_own_biases: whether biases are added to scores: by distance, or those of
+            each token.
     """
 
     lengths: tuple[tuple[int, int], ...]
@@ -59,6 +60,7 @@ class Case:
     heads_first: bool = False
     has_float8: bool = False
     has_biases: bool = False
+    has_own_biases: bool = False
     value_dim: int | None = None
 
     @property
@@ -132,6 +134,9 @@ class Launch:
         if case.has_biases:
             most = max((context for _, context in case.lengths), default=1)
             self.biases = draw.normal(case.heads, 2 * most - 1, dtype=torch.float32)
+        if case.has_own_biases:
+            most = max((context for _, context in case.lengths), default=1)
+            self.biases = draw.normal(self.shape[0], case.heads, most + 3, dtype=torch.float32)
         self.ends = key_ends(draw, case)
         if self.ends is not None:
             self.ends = torch.cat((self.ends, self.ends.new_full((case.padding,), 2**30)))
@@ -325,6 +330,12 @@ class AttentionConformance:
         """With rows of a program that no token has, and tiles in which every row sees every key."""
         lengths, config = ((1, 1), (19, 30), (40, 50)), replace(SMALL, block_m=32)
         case = Case(lengths, 3, 1, config=config, num_splits=splits, has_biases=True, padding=2)
+        Launch(draw, dtype, replace(case, **BIASED[rules])).check()
+
+    @pytest.mark.parametrize(("splits", "rules"), diagonal([1, 2], [*BIASED]))
+    def test_biases_of_tokens(self, draw, dtype, splits, rules):
+        lengths, config = ((1, 1), (19, 30), (40, 50)), replace(SMALL, block_m=32)
+        case = Case(lengths, 3, 1, config=config, num_splits=splits, has_own_biases=True, padding=2)
         Launch(draw, dtype, replace(case, **BIASED[rules])).check()
 
     @pytest.mark.parametrize("masks_all", [False, True])

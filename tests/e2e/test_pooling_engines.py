@@ -35,7 +35,7 @@ LOCAL = OPTIONS | {"multiprocess": False}
 TWO_RANKS = {"tensor_parallel_size": 2, "num_threads": 2}
 POOLINGS = {"modernbert": PoolingType.CLS, "bert": PoolingType.CLS, "qwen3": PoolingType.LAST}
 KINDS = list(POOLINGS)
-OTHERS = ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
+OTHERS = ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3", "deberta_v2"]
 
 
 class Classifier:
@@ -164,7 +164,9 @@ def test_an_adapter_of_a_classifier(
     classifier: Classifier, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Adapters change layers, not heads."""
-    model, heads = classifier.model, ("pooler.", "classifier", "score", "head.")
+    model, heads = classifier.model, ["pooler.", "classifier", "score", "head."]
+    if model.config.model_type == "deberta-v2":
+        heads += ["query_proj", "key_proj"]
     shapes = {
         name: shape
         for name, shape in lora_adapters.linear_modules(model).items()

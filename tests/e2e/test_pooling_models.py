@@ -43,6 +43,7 @@ ALL = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False)
 LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, uses_head=True)
 ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
 ENCODERS += ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
+ENCODERS += ["deberta_v2"]
 
 
 @one_thread()
@@ -117,6 +118,27 @@ def test_distances_beyond_the_last_bucket(tmp_path: Path) -> None:
         ours = pool(llm, prompts, ALL)
     wanted = [model(torch.tensor([each])).last_hidden_state[0] for each in prompts]
     assert_vectors_close(ours, wanted, TOLERANCE)
+
+
+RELATIONS: dict[str, dict[str, Any]] = {
+    "as published": {"position_buckets": 256, "max_position_embeddings": 512},
+    "own projections": {"share_att_key": False},
+    "of keys": {"share_att_key": False, "pos_att_type": ["p2c"], "norm_rel_ebd": "none"},
+    "of queries": {"share_att_key": False, "pos_att_type": ["c2p"]},
+    "no ranges": {"position_buckets": -1, "max_relative_positions": 20, "pos_att_type": "c2p"},
+    "positions": {"position_biased_input": True, "type_vocab_size": 2},
+    "none": {"relative_attention": False},
+}
+
+
+@pytest.mark.parametrize("fields", [*map(slow, RELATIONS.values())], ids=RELATIONS)
+@torch.inference_mode()
+def test_what_debertas_attention_knows_of_distances(fields: dict[str, Any], tmp_path: Path) -> None:
+    model = make_pooling_model("deberta_v2", "Model", tmp_path, **fields)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        prompts = pooling_prompts(model.config.max_position_embeddings)
+        wanted = [model(torch.tensor([each])).last_hidden_state[0] for each in prompts]
+        assert_vectors_close(pool(llm, prompts, ALL), wanted, TOLERANCE)
 
 
 @torch.inference_mode()

@@ -281,7 +281,9 @@ def test_the_names_of_jinas_reranker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["Model", slow("ForSequenceClassification")])
-@pytest.mark.parametrize("kind", ["nomic_bert", "gte", "jina_embeddings_v3", "mpnet"])
+@pytest.mark.parametrize(
+    "kind", ["nomic_bert", "gte", "jina_embeddings_v3", "mpnet", slow("deberta_v2")]
+)
 @torch.inference_mode()
 def test_updates_come_under_the_names_of_files_and_modules(
     kind: str, suffix: str, tmp_path: Path

@@ -123,6 +123,7 @@ FACTS = {
     "per_layer._embed": ROWS,
     "per_layer._gate": ROWS,
     "products._linear": TILES,
+    "relations._relate": KEPT,
     "rope_write._rope_write": ROWS,
     "routing._route": Facts(256, 128),  # before its loops, with 256 experts in groups
     "row_copies._copy_rows": ROWS,
@@ -238,7 +239,7 @@ def check_attention(kernel: Kernel, capability: int) -> None:
         if kernel["num_stages"] < LEAST_STAGES:
             assert is_decode, "programs of prompts are too few to hide each other's loads"
             continue
-        others = 1 if kernel["has_biases"] else 0
+        others = 1 if kernel["has_biases"] or kernel["has_own_biases"] else 0
         assert len(loop["buffers"]) == 2 + others, "one for keys, one for values, one for biases"
         assert min(loop["buffers"]) >= max((kernel["num_stages"] - 1) // 2, 2)
         assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"

@@ -40,6 +40,7 @@ from shmllm_kernels.gpu import (
     mamba2,
     norm,
     per_layer,
+    relations,
 )
 from shmllm_kernels.gpu import many_rows as many
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
@@ -317,6 +318,10 @@ def step() -> None:
         of_layers, of_layers.clone(), ids, ids, of_layers[0, :256], 1e-6, 0.02, 16.0, 0
     )
     per_layer.gate_layer_input(of_layers[:, 256:512], empty(4, 256), "gelu_tanh")
+    for keys, queries in ((x, x), (x, None), (None, x)):
+        distances, ends = empty(1023, dtype=torch.int32), empty(4, dtype=torch.int32)
+        sums = empty(4, 64, 512, dtype=torch.float32)
+        relations.relate(sums, x, x, keys, queries, distances, ids, ends, 0.1)
     streams, routed, rows = empty(4, 4, 2048), empty(4, 4), empty(4, 2048)
     altup.predict(streams, routed, empty(16, 4), 2**-11, 0, rows)
     for scale in (None, empty(2048)):
@@ -675,6 +680,7 @@ class AttentionVariant:
     has_sinks: bool = False
     has_ends: bool = False
     has_biases: bool = False
+    has_own_biases: bool = False
 
 
 OPTIONS: tuple[tuple[int, int | None], ...] = ((1, None), (4, None), (1, 1024), (4, 1024))
@@ -745,6 +751,8 @@ def attention(
     table, starts = empty(2, 8, dtype=torch.int32), empty(3, dtype=torch.int32)
     ends = empty(4, dtype=torch.int32) if variant.has_ends else None
     biases = empty(heads, 1023, dtype=torch.float32) if variant.has_biases else None
+    if variant.has_own_biases:
+        biases = empty(4, heads, 512, dtype=torch.float32)
     scratch = AttentionScratch.allocate(4, heads, splits, out.shape[2], torch.device("cpu"))
     paged_attention(
         out, query, cache[0], cache[1], table, starts, starts[1:], config,
@@ -1178,6 +1186,7 @@ def main() -> None:
             for shape, variant in itertools.product(SHAPES, VARIANTS):
                 attention(facts, key, dtype, shape, variant)
             attention(facts, key, dtype, ENCODER, replace(BOTH_WAYS, has_biases=True))
+            attention(facts, key, dtype, ENCODER, replace(BOTH_WAYS, has_own_biases=True))
         for shape, variant in itertools.product(
             SHAPES[:2], (SPLIT_DECODE, DECODE, PREFILL, BOTH_WAYS)
         ):

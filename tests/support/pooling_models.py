@@ -54,6 +54,11 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "electra": ("Electra", {"embedding_size": 64}),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "bos"}),
     "jina_bert": ("JinaBert", {"type_vocab_size": 2}),
+    "deberta_v2": (
+        "DebertaV2",
+        {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 16}
+        | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False},
+    ),
     "mpnet": ("MPNet", {"pad_token_id": 1, "max_position_embeddings": 130}),
     "nomic_bert": ("NomicBert", {"type_vocab_size": 2}),
     "t5_encoder": ("T5Encoder", T5),

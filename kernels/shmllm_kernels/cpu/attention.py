@@ -23,6 +23,7 @@ from shmllm_kernels.cpu.attention_job import scratch_bytes_in_tiles
 from shmllm_kernels.cpu.attention_pieces import (
     MAX_SPLITS,
     biases_of,
+    biases_step,
     find_tile,
     num_pieces,
     queries_per_tile,
@@ -142,6 +143,7 @@ def _attend_chunk(scratch, state, rows, padded, tile, heads, operands, first_vec
         keys_per_vector, word(heads, at.DIMENSION_BYTES), word(heads, at.VALUE_ROW_BYTES),
         word(heads, at.KEY_BYTES), head_dim, padded, per_kv, word(operands, 8),
         float_of_word(word(operands, 11)), biases_of(operands, tile, per_kv), word(operands, 16),
+        biases_step(operands),
     )  # fmt: skip
     row = 0
     while row < rows:
@@ -270,8 +272,10 @@ Operands (addresses, if not marked as numbers; strides in bytes):
        own position and none behind it
     15 biases: float32 [num_heads, 2 * n - 1] with n above every position, the address of the first
        head's for distance 0; each is added to the scores of keys that are so many positions ahead
-       of a token. 0: there are none
+       of a token. Or, if they are those of each token, float32 [tokens, num_heads, n], by the
+       position of the key. 0: there are none
     16 their stride from head to head (a number)
+    17 their stride from token to token (a number), or 0 if they are the same for all tokens
 """
 
 MERGE_SPLITS = {

@@ -22,7 +22,7 @@ from shmllm_kernels.cpu.attention_matrix_tiles import (
     score_keys,
     weigh_values,
 )
-from shmllm_kernels.cpu.attention_pieces import biases_of, find_tile, num_pieces
+from shmllm_kernels.cpu.attention_pieces import biases_of, biases_step, find_tile, num_pieces
 from shmllm_kernels.cpu.attention_state import (
     SPLIT_KEYS,
     clear,
@@ -129,18 +129,10 @@ def _weigh_rows(job, state, first_key):
         if job.cap > 0 and first < end:
             cap_scores(scores, num_vectors, job.cap)
         if job.biases != 0 and first < end:
-            key, position = (
-                first_key + first * TILE_KEYS,
-                job.tile.first_position + row // job.per_kv,
-            )
-            biases = job.biases + row % job.per_kv * job.biases_stride
-            add_biases(
-                scores,
-                num_vectors,
-                LANES,
-                biases + 4 * (key - position),
-                _end_of_keys(job, row) - key,
-            )
+            key, query, head = first_key + first * TILE_KEYS, row // job.per_kv, row % job.per_kv
+            biases = job.biases + head * job.biases_stride + query * job.biases_step
+            count = _end_of_keys(job, row) - key
+            add_biases(scores, num_vectors, LANES, biases + 4 * key, count)
         if (offset >= 0) & (offset + CHUNK_KEYS <= span) & (end - first == CHUNK_TILES):
             factors[row] = weigh_whole(scores, CHUNK_KEYS, max_score, weight_sums, weights)
         elif first < end:
@@ -224,6 +216,7 @@ def attend_by(tiles, operands, piece, thread, num_threads, kind):
         tiles, tile, following, scratch, heads, word(operands, 7), rows, per_kv, padded,
         2 * word(heads, at.DIMENSION_BYTES), 4 * padded, num_steps, window,
         float_of_word(word(operands, 11)), biases_of(operands, tile, per_kv), word(operands, 16),
+        biases_step(operands),
     )  # fmt: skip
     _load_queries(job, word(operands, 3), word(operands, 4))
     configure_attention(tiles, scratch.sizes, min(rows, ROWS))

@@ -62,7 +62,7 @@ class Job(NamedTuple):
     num_steps: the number of steps of TILE_DIMS dimensions.
     window: see `windows.window_number`.
     cap: of scores, multiplied by log2(e); 0: none.
-    biases, biases_stride: see `attention_rows.KeyChunk`.
+    biases, biases_stride, biases_step: see `attention_rows.KeyChunk`.
     """
 
     tiles: Any
@@ -81,6 +81,7 @@ class Job(NamedTuple):
     cap: Any
     biases: Any
     biases_stride: Any
+    biases_step: Any
 
 
 @compiled

@@ -109,8 +109,18 @@ def find_tile(step, requests, heads, window, ends, piece):
 
 @compiled
 def biases_of(operands, tile, per_kv):
-    """Returns the address of the biases of a tile's first query head for distance 0; 0: none."""
-    return word(operands, 15) + tile.kv_head * per_kv * word(operands, 16)
+    """Returns the address of the bias of position 0 for a tile's first query and head; 0: none."""
+    first, step = word(operands, 15), word(operands, 17)
+    of_head = first + tile.kv_head * per_kv * word(operands, 16)
+    by_distance = of_head - 4 * tile.first_position
+    own = of_head + tile.first_token * step if step != 0 else by_distance
+    return own if first != 0 else 0
+
+
+@compiled
+def biases_step(operands):
+    """Returns the bytes from the bias of a position for a query to that for the next query."""
+    return word(operands, 17) if word(operands, 17) != 0 else -4
 
 
 def request_words(

@@ -58,8 +58,9 @@ class KeyChunk(NamedTuple):
     heads_per_kv: int
     window: int  # see `windows.window_number`
     cap: float  # of scores, multiplied by log2(e); 0: none
-    biases: int  # address of that of distance 0, of the first query head; 0: there are none
+    biases: int  # address of that of position 0, of the first query and head; 0: there are none
     biases_stride: int  # from one head to the next
+    biases_step: int  # from one query to the next
 
 
 @compiled
@@ -108,14 +109,14 @@ def _make_weigh_rows(num_rows: int):
                     group.scores + i * SCORES_STRIDE + 4 * LANES * first, end - first, chunk.cap
                 )
         for i in range(num_rows):
-            position = group.first_position + (group.row + i) // chunk.heads_per_kv
-            visible = first_visible(position, chunk.window)
+            query = (group.row + i) // chunk.heads_per_kv
+            visible = first_visible(group.first_position + query, chunk.window)
             if chunk.biases != 0:
                 head = (group.row + i) % chunk.heads_per_kv
+                biases = chunk.biases + head * chunk.biases_stride + query * chunk.biases_step
                 add_biases(
                     group.scores + i * SCORES_STRIDE + 4 * LANES * first, end - first,
-                    chunk.keys_per_vector,
-                    chunk.biases + head * chunk.biases_stride + 4 * (key - position),
+                    chunk.keys_per_vector, biases + 4 * key,
                     _end_of_keys(group, chunk, group.row + i) - key,
                 )  # fmt: skip
             factors[i] = weigh(

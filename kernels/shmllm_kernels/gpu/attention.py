@@ -102,7 +102,8 @@ def paged_attention(
         ends: [tokens] int32, contiguous, the end of the keys that each token attends to: behind its
             own position, and at most its request's context length; None: the attention is causal.
         biases: [num_heads, 2 * n - 1] float32, contiguous, with n above every position: what is
-            added to scores, by the distance from a token to a key, from 1 - n on; None: nothing.
+            added to scores, by the distance from a token to a key, from 1 - n on; or [tokens,
+            num_heads, n], by the position of the key; None: nothing.
 
     One launch a layer, two if contexts are split. `attend` reads the keys and values of each
     request once for each block_q of its tokens, and has 2 * (dim + value_dim) flops for each
@@ -138,8 +139,9 @@ def paged_attention(
     check_sinks(sinks, num_heads)
     if biases is not None:
         assert biases.dtype is torch.float32, "biases are float32"
-        assert biases.shape[0] == num_heads, "biases: a row for each head"
-        assert biases.shape[1] % 2, "biases: as many behind a token as ahead of it"
+        assert biases.shape[-2] == num_heads, "biases: a row for each head"
+        assert biases.dim() == 3 or biases.shape[1] % 2, "biases: as many behind a token as ahead"
+        assert biases.dim() == 2 or len(biases) >= tokens, "biases: rows for each token"
         assert biases.is_contiguous(), "biases must be contiguous"
     value_padded = padded_dim(value_dim)
     attend[(tiles * num_kv_heads, num_splits)](
@@ -162,11 +164,12 @@ def paged_attention(
         *query.stride()[:2],
         *key_cache.stride()[:3],
         block_table.stride(0),
-        0 if biases is None else biases.shape[1],
+        0 if biases is None else biases.shape[-1],
         HAS_WINDOW=window is not None,
         HAS_CAP=soft_cap is not None,
         HAS_SINKS=sinks is not None,
         HAS_ENDS=ends is not None,
+        BIASES_OF_TOKENS=biases is not None and biases.dim() == 3,
         MASKS_ALL=masks_all,
         IS_SPLIT=num_splits > 1,
         NUM_KV_HEADS=num_kv_heads,

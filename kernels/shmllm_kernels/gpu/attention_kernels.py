@@ -147,6 +147,15 @@ def tiles_of_part(
     return lowest, highest
 
 
+@triton.jit
+def first_biases(tokens, positions, stride, num_heads, OF_TOKENS: tl.constexpr):
+    """Returns where the biases of a key at position 0 are, behind those of the row's head."""
+    if OF_TOKENS:
+        return tokens.to(tl.int64) * (num_heads * stride)
+    else:
+        return stride // 2 - positions
+
+
 @triton.jit(do_not_specialize=["num_requests", "window"])
 def attend(
     out_ptr,
@@ -178,6 +187,7 @@ def attend(
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_ENDS: tl.constexpr,
+    BIASES_OF_TOKENS: tl.constexpr,
     MASKS_ALL: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -225,8 +235,12 @@ def attend(
         last_keys = ends - 1
     if biases_ptr is not None:
         # Rows of no token read those of another one.
-        of_heads = tl.where(is_row, heads, kv_head * HEADS_PER_KV) * biases_stride
-        biases_ptr += of_heads + biases_stride // 2 - tl.where(is_row, positions, first_position)
+        biases_ptr += tl.where(is_row, heads, kv_head * HEADS_PER_KV) * biases_stride
+        biases_ptr += first_biases(
+            tl.where(is_row, tokens, begin + first_query),
+            tl.where(is_row, positions, first_position),
+            biases_stride, NUM_KV_HEADS * HEADS_PER_KV, BIASES_OF_TOKENS,
+        )  # fmt: skip
     keys_begin = tile * 0
     first_keys = first_visible(positions, window) if HAS_WINDOW else positions
     if HAS_WINDOW:

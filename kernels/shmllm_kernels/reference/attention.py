@@ -48,7 +48,7 @@ def paged_attention(
             at most its request's context length; None: the attention is causal.
         biases: [num_heads, 2 * n - 1], which are added to scores, with n above every position: that
             of a key d positions behind its token, or ahead of it if d is negative, is at n - 1 + d;
-            None: there are none.
+            or [tokens, num_heads, n], by the position of the key; None: there are none.
 
     Returns:
         [tokens, num_heads, value_dim] in query's dtype, computed in float64; zero for tokens of no
@@ -70,7 +70,8 @@ def paged_attention(
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         if biases is not None:
-            scores += _biases(biases, end - begin, context)
+            own = biases[begin:end] if biases.dim() == 3 else biases
+            scores += _biases(own, end - begin, context)
         key_ends = None if ends is None else ends[begin:end]
         hidden = _hidden(end - begin, context, window, key_ends).to(scores.device)
         scores = scores.masked_fill(hidden, -torch.inf)
@@ -84,6 +85,8 @@ def paged_attention(
 
 def _biases(biases: Tensor, query_len: int, context: int) -> Tensor:
     """Returns those of each head, token and key, [num_heads, query_len, context]."""
+    if biases.dim() == 3:
+        return biases.double()[..., :context].transpose(0, 1)
     tokens = torch.arange(context - query_len, context)[:, None]
     distances = torch.arange(context)[None, :] - tokens
     return biases.double()[:, biases.shape[1] // 2 + distances.to(biases.device)]

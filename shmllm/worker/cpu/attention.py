@@ -16,6 +16,7 @@ from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, LayerCache, head_layout
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.products import dtype_name
+from shmllm.worker.cpu.relations import RelationOps
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.attention import (
     ATTEND,
@@ -91,6 +92,7 @@ class AttentionOps:
         inputs: the inputs that the kernels read.
         cache: the KV cache.
         requests: the step's requests, see `requests_of_groups`.
+        relations: records biases that depend on queries and keys.
     """
 
     def __init__(
@@ -101,8 +103,10 @@ class AttentionOps:
         inputs: CpuInputs,
         cache: CpuKVCache,
         requests: Mapping[tuple[int, Division], LongArray],
+        relations: RelationOps,
     ) -> None:
         self._program = program
+        self._relations = relations
         self._config = config
         self._buffers = buffers
         self._inputs = inputs
@@ -138,7 +142,7 @@ class AttentionOps:
             window_number(spec.window), self._scratch.data_ptr(), self._scratch.shape[1],
             word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
             self._split_states.data_ptr(), self._inputs.address_of_ends(spec.ahead),
-            *_place_of_biases(attention),
+            *self._place_of_biases(qkv, attention),
         ]  # fmt: skip
         self._record("attend", ATTEND[kinds], *operands)
         self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
@@ -146,6 +150,16 @@ class AttentionOps:
             gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.gate_width), 4 * qkv.shape[1]]
             columns = spec.width // spec.gate_width
             self._record("gate", GATE[spec.gate], out.data_ptr(), spec.width, *gates, columns)
+
+    def _place_of_biases(self, qkv: Tensor, attention: AttentionHeads) -> tuple[int, int, int]:
+        """Return the operands of ATTEND for biases, and record those that depend on the tokens."""
+        biases = attention.biases
+        if attention.relations is not None:
+            own = self._relations.record(qkv, attention)
+            return own.data_ptr(), 4 * own.stride(1), 4 * own.stride(0)
+        if biases is None:
+            return 0, 0, 0
+        return biases[0, biases.shape[1] // 2 :].data_ptr(), 4 * biases.stride(0), 0
 
     def _storing(self, attention: AttentionHeads, cache: LayerCache) -> list[int]:
         """Return the operands of STORE_HEADS behind the addresses of queries, keys and values."""
@@ -176,14 +190,6 @@ class AttentionOps:
 
     def _record(self, label: str, kernel: Kernel, *operands: int) -> None:
         self._program.record(kernel, [self._num_tokens, *operands], label=label)
-
-
-def _place_of_biases(attention: AttentionHeads) -> tuple[int, int]:
-    """Return the operands of ATTEND for biases: the address of distance 0, and the stride."""
-    biases = attention.biases
-    if biases is None:
-        return 0, 0
-    return biases[0, biases.shape[1] // 2 :].data_ptr(), 4 * biases.stride(0)
 
 
 def _address(tensor: Tensor | None) -> int:

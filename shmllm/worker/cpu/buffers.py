@@ -17,6 +17,7 @@ from shmllm.models.widths import (
     low_ranks,
     mixed_widths,
     num_chosen,
+    num_relations,
     read_widths,
 )
 from shmllm.worker.arena import CountingAllocator
@@ -24,6 +25,7 @@ from shmllm.worker.cpu.arena import HostArena
 from shmllm.worker.cpu.experts import ExpertBuffers
 from shmllm.worker.cpu.mamba import MambaBuffers
 from shmllm.worker.cpu.product_kernels import rounded_bytes
+from shmllm.worker.cpu.relations import RelationBuffers
 from shmllm.worker.group import Alone, Group
 
 SCORED_ROWS = 64
@@ -65,6 +67,7 @@ class CpuBuffers:
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         gated: [max_tokens, width], such inputs of one layer times their gates, or None.
+        relations: those of embeddings of distances; None: there are none.
         rounded: memory for the rounded activations of any product, bytes; None: they stay float32.
     """
 
@@ -144,10 +147,12 @@ class CpuBuffers:
         if config.per_layer is not None:
             self.per_layer = buffer(max_tokens, config.num_layers * config.per_layer.width)
             self.gated = buffer(max_tokens, config.per_layer.width)
+        self.relations = RelationBuffers.allocate(allocate, config, max_tokens)
         self.rounded: Tensor | None = None
         if activation_dtype != "float32":
             widest = max(read_widths(config))
             most_rows = max(max_tokens, max_samples, SCORED_ROWS)
+            most_rows = max(most_rows, num_relations(config))
             sizes = [(most_rows, widest)]
             if activation_dtype in ("int8", "int16"):  # those of experts, by groups
                 sizes += [(max_tokens * spec.top_k, spec.inner) for spec in config.mixtures]

@@ -41,6 +41,7 @@ from shmllm.worker.cpu.mamba import MambaOps
 from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.per_layer import PerLayerOps
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
+from shmllm.worker.cpu.relations import RelationOps
 from shmllm.worker.cpu.rope_tables import record_rope_tables
 from shmllm.worker.cpu.short_convolution import ShortConvolutionOps
 from shmllm.worker.cpu.states import States
@@ -169,7 +170,10 @@ class CpuOps:
         self._products = products
         self._lora = lora
         requests = requests_of_groups(inputs, block_tables)
-        self._attentions = AttentionOps(program, config, buffers, inputs, cache, requests)
+        relations = RelationOps(program, products, inputs, buffers.relations)
+        self._attentions = AttentionOps(
+            program, config, buffers, inputs, cache, requests, relations
+        )
         self._latents = LatentAttentionOps(
             program, products, config, buffers, inputs, cache, requests
         )

@@ -21,6 +21,8 @@ from shmllm.worker.gpu.cache import GpuKVCache
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.piecewise_graph import Call
+from shmllm.worker.gpu.products import GpuProducts
+from shmllm.worker.gpu.relations import RelationOps
 from shmllm_kernels.gpu.attention import paged_attention
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.rope_write import rope_and_write
@@ -79,6 +81,7 @@ class AttentionOps:
         inputs: the step's inputs.
         buffers: the buffers for the results.
         norm: normalises rows in place.
+        products: launches matrix products.
         rotates_apart: whether decodes, too, are rotated and written by a launch of their own. In a
             piecewise graph, which serves all steps of its size, they are, and the bits of a decode
             must not depend on whether it is replayed.
@@ -91,6 +94,7 @@ class AttentionOps:
         inputs: GpuInputs,
         buffers: GpuBuffers,
         norm: Callable[[Tensor, Norm], Tensor],
+        products: GpuProducts,
         rotates_apart: bool,
         ahead: Mapping[int, WeightsAhead],
     ) -> None:
@@ -98,6 +102,7 @@ class AttentionOps:
         self._inputs = inputs
         self._buffers = buffers
         self._norm = norm
+        self._relations = RelationOps(products, inputs, buffers.relations, norm)
         self._rotates_apart = rotates_apart
         self._ahead = ahead
 
@@ -142,7 +147,10 @@ class AttentionOps:
         query = heads[:, : spec.num_heads]  # rotated in place
         if rotation.changes_some or spec.source is None:
             self._rotate_and_write(query, heads, values, attention, rotation)
-        self._step.launch(partial(self._attend, attended, query, attention))
+        biases = attention.biases
+        if attention.relations is not None:
+            biases = self._relations.launch(qkv, attention)
+        self._step.launch(partial(self._attend, attended, query, attention, biases))
         _multiply_by_gates(attended, gates, spec)
         return out
 
@@ -245,7 +253,9 @@ class AttentionOps:
             values=new_values,
         )
 
-    def _attend(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:
+    def _attend(
+        self, out: Tensor, query: Tensor, attention: AttentionHeads, biases: Tensor | None
+    ) -> None:
         inputs, descriptor = self._inputs, self._step.descriptor
         num_reqs = descriptor.num_reqs
         heads = HeadShape.of(attention.spec)
@@ -269,7 +279,7 @@ class AttentionOps:
             scratch=self._buffers.scratch(heads, num_tokens, launch.num_splits),
             masks_all=launch.masks_all,
             ends=inputs.ends(attention.spec.ahead, num_tokens),
-            biases=attention.biases,
+            biases=biases,
         )
 
 

@@ -18,6 +18,7 @@ from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.experts import ExpertBuffers
 from shmllm.worker.gpu.many_products import ManyProducts
+from shmllm.worker.gpu.relations import RelationBuffers
 from shmllm_kernels.gpu import few_mamba_inputs
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
@@ -92,6 +93,7 @@ class GpuBuffers:
         mamba_parts: for each Mamba, [MAX_ROWS, parts, projected_width] float32, parts of that of
             few tokens.
         choice: the tokens that an indexer chose; None: there is none.
+        relations: the buffers of embeddings of distances; None: there are none.
         counters: int32, those of the launches of attention and recurrent layers.
         many_products: launches products of many rows, for which there is scratch memory.
     """
@@ -162,6 +164,7 @@ class GpuBuffers:
         self.choice: Choice | None = None
         if (top_k := num_chosen(config)) is not None:
             self.choice = Choice.allocate(allocate, max_tokens, top_k, self._max_positions)
+        self.relations = RelationBuffers.allocate(allocate, config, self._dtype, max_tokens)
         self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))

@@ -74,8 +74,7 @@ class GpuOps:
 
     Attributes:
         products: launches matrix products.
-        latents: launches latent attention.
-        recurrent: launches layers with a recurrent state.
+        latents, recurrent: launch latent attention, and layers with a recurrent state.
         meetings: as given.
         is_fused: whether the step has so few tokens that products are launched with their
             neighbours; see `FusedOps`.
@@ -104,7 +103,8 @@ class GpuOps:
         self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         self._altup = AltUpOps(buffers.streams, buffers.predicted)
-        self._attends = AttentionOps(cache, inputs, buffers, self.norm, rotates_apart, ahead or {})
+        rest = self.norm, self.products, rotates_apart, ahead or {}
+        self._attends = AttentionOps(cache, inputs, buffers, *rest)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
         self._axes = {
             rope: torch.tensor(axes(rope), device=device)

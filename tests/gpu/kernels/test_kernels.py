@@ -32,6 +32,7 @@ from conformance.lora_kernels import LoraConformance
 from conformance.mamba_kernels import MambaConformance
 from conformance.many_rows_kernel import ManyRowsConformance
 from conformance.packed_kernels import PackedKernelsConformance
+from conformance.relation_kernels import RelationConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
 from conformance.sampling_kernels import SamplingConformance, short_lists
@@ -204,6 +205,10 @@ class TestPackedRow(PackedRowConformance):
 
 
 class TestPackedKernels(PackedKernelsConformance):
+    pass
+
+
+class TestRelations(RelationConformance):
     pass
 
 

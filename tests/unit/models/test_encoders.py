@@ -29,7 +29,9 @@ SIZES = {
     "sliding_window": 8,
 }
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "MPNet", "Electra"]
+ENCODERS += ["DebertaV2"]
 ROTARY = ["NomicBert", "Gte", "JinaEmbeddingsV3"]
+DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 NOMIC = {
     "n_embd": 64,
     "n_head": 4,
@@ -200,6 +202,17 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),
         ("MPNetModel", {"relative_attention_num_buckets": 16}, "num_buckets 16 is not supported"),
         ("MPNetModel", {"max_position_embeddings": 2}, "max_position_embeddings must exceed 2"),
+        ("DebertaV2Model", {"conv_kernel_size": 3}, "conv_kernel_size 3 is not supported"),
+        ("DebertaV2Model", {"embedding_size": 32}, "embedding_size 32 is not supported"),
+        ("DebertaV2Model", {"attention_head_size": 8}, "attention_head_size 8 is not supported"),
+        ("DebertaV2Model", {"num_attention_heads": 5}, "num_attention_heads 5 does not divide"),
+        ("DebertaV2ForSequenceClassification", {"pooler_hidden_act": "relu2"}, "'relu2' is not"),
+        ("DebertaV2Model", {"pos_att_type": "c2p|p2p"}, "pos_att_type 'p2p' is not supported"),
+        ("DebertaV2Model", {"pos_att_type": {"c2p": 1}}, "'pos_att_type' must be a list of texts"),
+        ("DebertaV2Model", DEBERTA | {"norm_rel_ebd": "rms"}, "norm_rel_ebd 'rms' is not"),
+        ("DebertaV2Model", DEBERTA | {"position_buckets": 1024}, "position_buckets 1024 with max"),
+        ("DebertaV2Model", {"max_position_embeddings": 2**30}, "must be an integer of at most"),
+        ("DebertaV2ForSequenceClassification", {"pooler_hidden_size": 8}, "size 8 is not supp"),
         ("ElectraModel", {}, "embedding_size 128 is not supported with a hidden_size of 64"),
         ("EuroBertForSequenceClassification", {"classifier_pooling": "x"}, "'x' is not supported"),
         ("RobertaModel", {"max_position_embeddings": 2}, r"max_position_embeddings \(2\) must ex"),

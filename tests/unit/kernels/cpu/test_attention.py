@@ -114,6 +114,7 @@ class Layer:
         has_sinks: bool = False,
         ends: np.ndarray | None = None,
         biased: int = 0,
+        by_token: bool = False,
     ) -> None:
         self.ends = ends  # of the keys that a request's tokens see; None: the attention is causal
         self.layout, self.num_heads, self.window = layout, num_heads, window
@@ -124,6 +125,9 @@ class Layer:
         self.biased = biased  # the number of positions between which there are biases
         self.biases = torch.full((num_heads, 2 * biased + 31), torch.nan)[:, 16:-16]
         self.biases.normal_(generator=torch.Generator().manual_seed(5))
+        self.of_tokens: torch.Tensor | None = None  # the same numbers for each token of a step
+        if by_token:
+            self.of_tokens = torch.full((MAX_TOKENS, num_heads, biased + 17), torch.nan)
         num_blocks = MAX_BLOCKS + 50
         self.cache = np.zeros((num_blocks, layout.block_bytes), np.uint8)
         self.free = list(self.generator.permutation(num_blocks))
@@ -175,10 +179,13 @@ class Layer:
             kernel = kernels[kinds_of(self.layout)]
             self.program.record(kernel, operands, [requests, scratch, states])
 
-    def _place_of_biases(self) -> tuple[int, int]:
+    def _place_of_biases(self) -> tuple[int, int, int]:
         if not self.biased:
-            return 0, 0
-        return self.biases[0, self.biased - 1 :].data_ptr(), 4 * self.biases.stride(0)
+            return 0, 0, 0
+        if self.of_tokens is not None:
+            strides = 4 * self.of_tokens.stride(1), 4 * self.of_tokens.stride(0)
+            return self.of_tokens.data_ptr(), *strides
+        return self.biases[0, self.biased - 1 :].data_ptr(), 4 * self.biases.stride(0), 0
 
     def run(self, parts: list[tuple[Request, int]], num_threads: int = 1) -> None:
         """Computes the given number of further tokens of each request in one step."""
@@ -194,6 +201,10 @@ class Layer:
             if self.ends is not None:
                 ends = self.ends if request.ends is None else request.ends
                 self.seen[places] = np.minimum(ends[start:end], len(request.qkv))
+            if self.of_tokens is not None:
+                for row, position in enumerate(positions, token):
+                    own = self.biases[:, self.biased - 1 - position :][:, : self.biased]
+                    self.of_tokens[row, :, : self.biased] = own
             self.slots[places] = request.blocks[positions // size] * size + positions % size
             tables = angles(torch.from_numpy(positions), self.layout.head_dim)
             self.cos[places], self.sin[places] = tables[0].numpy(), tables[1].numpy()
@@ -494,6 +505,20 @@ def test_results_have_the_same_bits_in_any_batch(options, shape, stored):
         dtype_of(layout.stored), 0x7FC00000
     )
     assert torch.equal(alone, computed([100, 190], 1, 2, poison=nan))
+
+
+@pytest.mark.parametrize(("heads", "stored"), diagonal([(4, 4), (6, 2)], ["float32", TILES]))
+def test_biases_of_tokens_are_added_as_those_of_distances_are(
+    heads: tuple[int, int], stored: str
+) -> None:
+    found = []
+    for by_token in (False, True):
+        layer = Layer(heads[0], made(heads[1], 32, 16, stored), biased=300, by_token=by_token)
+        requests = [Request(length, heads[0], layer.layout, length) for length in (5, 300, 70)]
+        layer.run([(request, len(request.qkv) - 2) for request in requests])
+        layer.run([(request, 2) for request in requests[1:]], num_threads=2)
+        found.append(torch.cat([requests[0].out[:3], *(each.out for each in requests[1:])]))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("dim", [16, 48, 80])
