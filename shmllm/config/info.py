@@ -81,6 +81,7 @@ class EngineInfo:
     max_logprobs: int = 20
     scheduling_policy: SchedulingPolicy = "fcfs"
     hidden_size: int = 0
+    embeds_width: int = 0
     logprobs_mode: str = "raw_logprobs"
     model_options: str = "{}"
     activation_dtype: str = "float32"

@@ -235,7 +235,7 @@ class InputProcessor:
 
     def _take_embeds(self, name: str, item: ParsedPrompt, params: SamplingParams) -> None:
         check_params(name, params)
-        item.embeds = read_embeds(name, item.embeds, self._info.hidden_size)
+        item.embeds = read_embeds(name, item.embeds, self._info.embeds_width)
         item.cache_salt = salt_with(item.embeds, item.cache_salt)
 
     def _tokenize(

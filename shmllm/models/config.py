@@ -32,6 +32,7 @@ from shmllm.models.mixer_specs import (
     LatentAttentionSpec,
     MixerSpec,
 )
+from shmllm.models.model_size import num_elements
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
@@ -78,6 +79,9 @@ class ModelConfig:
         num_learned_positions: the length of the table of position embeddings; 0: there is none.
         first_position: the row of that table for a request's first token.
         num_token_types: the length of the table of token types' embeddings; 0: there is none.
+        num_task_types: the same of tasks; the embedding of the first is added to all tokens.
+        embedding_size: the width of embeddings, whose norm a projection to hidden states reads;
+            None: that of hidden states, and there is no projection.
         embedding_norm: whether the embeddings have a norm.
         final_norm: whether the result of the last layer has a norm.
         lm_head: whether the model has an LM head, and so can generate.
@@ -101,6 +105,8 @@ class ModelConfig:
         eagle: what the model drafts from, if it reads hidden states of another one; None: it reads
             tokens alone.
         kept_levels: behind how many layers the residual stream is kept for such a model.
+        weights_of: for each layer the one whose weights it has, itself or an earlier one; empty:
+            each layer has its own.
         skipped_prefixes: the prefixes of names of tensors that a checkpoint may have although the
             model lacks them.
         task_adapters: the adapters that its checkpoint has for tasks.
@@ -127,6 +133,8 @@ class ModelConfig:
     num_learned_positions: int = 0
     first_position: int = 0
     num_token_types: int = 0
+    num_task_types: int = 0
+    embedding_size: int | None = None
     embedding_norm: bool = False
     final_norm: bool = True
     lm_head: bool = True
@@ -146,6 +154,7 @@ class ModelConfig:
     num_further: int = 0
     eagle: EagleSpec | None = None
     kept_levels: tuple[int, ...] = ()
+    weights_of: tuple[int, ...] = ()
     skipped_prefixes: tuple[str, ...] = ()
     task_adapters: TaskAdapters | None = None
     vision: VisionSpec | None = None
@@ -181,7 +190,7 @@ class ModelConfig:
             config = replace(config, layers=attend_both_ways(config.layers, fields))
         if is_quantized and config.transposed:
             raise fields.error("quantized checkpoints of this family are not supported")
-        if (count := config.num_matrix_elements) > MOST_PARAMETERS:
+        if (count := num_elements(config)) > MOST_PARAMETERS:
             raise fields.error(f"its sizes are those of {count:,} parameters: one of them is wrong")
         return replace(
             config,
@@ -234,6 +243,11 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of embeddings."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
     def num_streams(self) -> int:
@@ -358,19 +372,6 @@ class ModelConfig:
     def dense_mlps(self) -> tuple[MLPSpec, ...]:
         """The different dense MLPs of the layers, the shared experts included."""
         return tuple(dict.fromkeys(dense for mlp in self.feed_forwards for dense in mlp.dense))
-
-    @property
-    def num_matrix_elements(self) -> int:
-        """About the number of parameters."""
-        rows = self.vocab_size + self.num_learned_positions
-        rows += sum(sum(mixer.linear_widths) + mixer.width for mixer in self.mixers)
-        rows += 2 * (self.num_streams - 1) * self.hidden_size
-        of_layers = sum(mlp.num_elements(self.hidden_size) for mlp in self.feed_forwards)
-        if self.per_layer is not None:
-            of_layers += self.per_layer.vocab_size * self.per_layer.width * self.num_layers
-        specs = {id(spec): spec for spec in self.towers.values()}
-        of_towers = sum(spec.tower.num_elements for spec in specs.values())
-        return rows * self.hidden_size + of_layers + of_towers
 
     def with_further(self, count: int) -> ModelConfig:
         """Returns the configuration with so many of `further_layers` loaded.

@@ -72,10 +72,11 @@ class DecoderModel(Model):
             self.per_layer = PerLayerInputs(config, config.per_layer, storage)
         self.altup = None if config.altup is None else AltUp(config, config.altup, storage)
         stage = config.stage
-        self.layers = [
-            DecoderLayer(config, layer, storage.kept_if(stage.has(layer)))
-            for layer in range(config.num_layers)
-        ]
+        self.layers: list[DecoderLayer] = []
+        for index, source in enumerate(config.weights_of or range(config.num_layers)):
+            own = storage.kept_if(stage.has(index))
+            is_new = index == source
+            self.layers.append(DecoderLayer(config, index, own) if is_new else self.layers[source])
         of_last = storage.kept_if(stage.is_last)
         self.norm = Norm(config.hidden_size, config.norm, of_last) if config.final_norm else None
         self.head: Head | None = None
@@ -148,6 +149,8 @@ class DecoderModel(Model):
         residual = ops.embed(self.embedding) if stage.is_first else ops.receive()
         if stage.is_first and self.embedding.norm is not None:
             residual = ops.norm(residual, self.embedding.norm)
+        if stage.is_first and self.embedding.projection is not None:
+            residual = ops.project(residual, self.embedding.projection)
         if self.per_layer is not None:
             ops.embed_per_layer(residual, self.per_layer)
         if self.altup is not None:

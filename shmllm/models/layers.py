@@ -241,13 +241,16 @@ class TokenEmbedding:
         positions: the table of position embeddings, [positions, hidden], or None.
         first_position: the row of that table for a request's first token.
         token_types: the table of token types' embeddings, [types, hidden], or None.
+        added: [hidden], what is added to the embeddings of all tokens, or None.
+        projection: the projection of normalised embeddings to hidden states, or None. All other
+            widths are those of embeddings then.
         norm: the norm of the embeddings, or None.
         scale: the factor of the tokens' embeddings, a number of the weights' dtype.
         embeds_scale: the factor of embeddings that a prompt gives itself, likewise.
     """
 
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
-        hidden_size, stage = config.hidden_size, config.stage
+        hidden_size, stage = config.embedding_width, config.stage
         self.first_token, num_tokens = config.own_tokens.start, len(config.own_tokens)
         self.tied = config.tie_word_embeddings
         is_shared = self.tied and storage.quantization is None
@@ -259,15 +262,20 @@ class TokenEmbedding:
         shared = self.table if is_shared else None
         self.head: Linear | None = None
         if config.lm_head:
+            width = config.hidden_size
             num_rows = num_tokens if config.eagle is None else config.num_logits
-            self.head = Linear(hidden_size, [num_rows], config.lm_head_bias, of_head, shared)
+            self.head = Linear(width, [num_rows], config.lm_head_bias, of_head, shared)
         of_first = storage.kept_if(stage.is_first)
-        self.positions, self.token_types = (
-            of_first.tensor(length, hidden_size) if length else None
-            for length in (config.num_learned_positions, config.num_token_types)
+        lengths = config.num_learned_positions, config.num_token_types, config.num_task_types
+        self.positions, self.token_types, self._task_types = (
+            of_first.tensor(length, hidden_size) if length else None for length in lengths
         )
+        self.added = None if self._task_types is None else self._task_types[0]
         self.first_position = config.first_position
         self.norm = Norm(hidden_size, config.norm, of_first) if config.embedding_norm else None
+        self.projection: Linear | None = None
+        if config.embedding_size is not None:
+            self.projection = Linear(hidden_size, [config.hidden_size], True, of_first)
         self.scale = rounded(config.embedding_scale, storage.dtype)
         self.embeds_scale = rounded(config.embeds_scale, storage.dtype)
 
@@ -294,8 +302,12 @@ class TokenEmbedding:
             weights["model.embed_positions.weight"] = (self.positions,)
         if self.token_types is not None:
             weights["model.embed_token_types.weight"] = (self.token_types,)
+        if self._task_types is not None:
+            weights["model.embed_task_types.weight"] = (self._task_types,)
         if self.norm is not None:
             weights |= self.norm.named_weights("model.embed_norm")
+        if self.projection is not None:
+            weights |= self.projection.named_weights("model.embed_projection")
         return weights
 
 

@@ -71,6 +71,10 @@ class Ops(LinearOps, Protocol):
         has them.
         """
 
+    def project(self, x: Tensor, projection: Linear) -> Tensor:
+        """Begins the residual stream, [tokens, hidden], with the projection of what `embed` has
+        returned and `norm` normalised, ``x`` [tokens, width]."""
+
     def receive(self) -> Tensor:
         """Returns the residual stream, [tokens, hidden], that the stage of the pipeline before this
         one has computed."""

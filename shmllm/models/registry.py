@@ -16,6 +16,7 @@ from shmllm.formats.thinker import THINKERS
 
 ARCHITECTURES: dict[str, str] = {
     "AfmoeForCausalLM": "afmoe",
+    "AlbertModel": "albert",
     "ApertusForCausalLM": "apertus",
     "ArceeForCausalLM": "arcee",
     "AyaVisionForConditionalGeneration": "aya_vision",
@@ -31,6 +32,7 @@ ARCHITECTURES: dict[str, str] = {
     "Eagle3LlamaForCausalLM": "eagle3",
     "Eagle3Qwen3ForCausalLM": "eagle3",
     "ElectraModel": "electra",
+    "ErnieModel": "ernie",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "EuroBertModel": "eurobert",

@@ -181,6 +181,8 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
         raise EngineStartError(f"{told}: it has {most} layers; possible: 1 to {most}")
     if config.per_layer is not None:
         raise EngineStartError(f"{told}: each of its layers reads the tokens; leave it out")
+    if config.embedding_size is not None or config.weights_of:
+        raise EngineStartError(f"{told}: its layers share weights or embeddings; leave it out")
     bounds = _stage_bounds([_cost(config, layer) for layer in config.layers], _head(config), count)
     layers = range(bounds[index], bounds[index + 1])
     for layer, source in config.kv_sources.items():

@@ -28,7 +28,7 @@ RENAMED_PREFIXES = {
     **{f"{name}_encoder.bert_model.": "" for name in ("ctx", "question")},
     **{f"{name}.layers.": "model.layers." for name in ("nomic_bert", "roberta", "gte")},
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "mpnet", "electra")},
-    **{f"{name}.": "" for name in ("nomic_bert", "gte", "new", "deberta")},
+    **{f"{name}.": "" for name in ("nomic_bert", "gte", "new", "deberta", "albert", "ernie")},
     **{
         f"{name}.": f"transformer.{name}."
         for name in ("h", "wte", "wpe", "word_embeddings", "ln_f")

@@ -291,7 +291,7 @@ class LoadedRunner(ABC):
         Raises:
             RequestError: see `check_prompt_embeds`.
         """
-        shape = (length, self.model.config.hidden_size)
+        shape = (length, self.model.config.embedding_width)
         return check_prompt_embeds(embeds, shape, self.model.dtype)
 
     def check_item(self, item: Item) -> None:

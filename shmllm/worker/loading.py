@@ -260,6 +260,7 @@ def make_info(
         ),
         scheduling_policy=config.scheduler.policy,
         hidden_size=model.hidden_size,
+        embeds_width=model.embedding_width,
         logprobs_mode=config.logprobs.mode,
         model_options=_model_options(config),
         deterministic=deterministic,

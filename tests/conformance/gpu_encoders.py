@@ -53,7 +53,7 @@ FAMILIES = ["roberta", *map(slow, ("distilbert", "modernbert", "gemma3", "llama"
 FAMILIES += map(
     slow, ("jina_bert", "electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3")
 )
-FAMILIES += map(slow, ("nomic_moe", "t5_encoder", "deberta_v2"))
+FAMILIES += map(slow, ("nomic_moe", "t5_encoder", "deberta_v2", "albert", "electra_small", "ernie"))
 TOLERANCE = 1e-5
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,

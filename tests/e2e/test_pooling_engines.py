@@ -36,6 +36,7 @@ TWO_RANKS = {"tensor_parallel_size": 2, "num_threads": 2}
 POOLINGS = {"modernbert": PoolingType.CLS, "bert": PoolingType.CLS, "qwen3": PoolingType.LAST}
 KINDS = list(POOLINGS)
 OTHERS = ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3", "deberta_v2"]
+NARROW = ["albert", "electra_small"]
 
 
 class Classifier:
@@ -59,11 +60,12 @@ def of_all(settings: dict[str, Any]) -> list[Any]:
     """Each setting, of one model in the default suite."""
     return [
         *diagonal(list(settings), KINDS),
-        *itertools.starmap(slow, itertools.product(settings, OTHERS)),
+        *itertools.starmap(slow, itertools.product(settings, [*OTHERS, "ernie"])),
+        *itertools.starmap(slow, itertools.product(settings.keys() - {"two stages"}, NARROW)),
     ]
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *map(slow, OTHERS)])
+@pytest.fixture(scope="module", params=[*KINDS, *map(slow, [*OTHERS, *NARROW, "ernie"])])
 def classifier(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Classifier:
     return Classifier(request.param, tmp_path_factory.mktemp(request.param))
 
@@ -164,7 +166,8 @@ def test_an_adapter_of_a_classifier(
     classifier: Classifier, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Adapters change layers, not heads."""
-    model, heads = classifier.model, ["pooler.", "classifier", "score", "head."]
+    model, heads = classifier.model, ["pooler", "classifier", "score", "head."]
+    heads += ["embeddings_project", "embedding_hidden_mapping_in"]  # nor projections of embeddings
     if model.config.model_type == "deberta-v2":
         heads += ["query_proj", "key_proj"]
     shapes = {

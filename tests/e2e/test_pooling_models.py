@@ -43,7 +43,7 @@ ALL = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False)
 LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, uses_head=True)
 ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
 ENCODERS += ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
-ENCODERS += ["deberta_v2"]
+ENCODERS += ["deberta_v2", "albert", "electra_small", "ernie"]
 
 
 @one_thread()

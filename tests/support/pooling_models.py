@@ -51,7 +51,10 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
     ),
     "dpr": ("DPR", {"type_vocab_size": 2}),
+    "albert": ("Albert", {"embedding_size": 24, "num_hidden_groups": 2}),
     "electra": ("Electra", {"embedding_size": 64}),
+    "electra_small": ("Electra", {"embedding_size": 24}),
+    "ernie": ("Ernie", {"use_task_id": True}),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "bos"}),
     "jina_bert": ("JinaBert", {"type_vocab_size": 2}),
     "deberta_v2": (

@@ -88,6 +88,9 @@ def _finish_embedding(operands, row, kind):
         position = position_table + word(positions, row) * width * itemsize(kind)
         for i in range(width):
             values[i] += number(position, i, kind)
+    if word(operands, 13) != 0:
+        for i in range(width):
+            values[i] += number(word(operands, 13), i, kind)
     if word(operands, 12) != 0:
         of_type = word(operands, 12) + word(word(operands, 11), row) * width * itemsize(kind)
         for i in range(width):
@@ -114,13 +117,13 @@ def _embed(operands, piece, thread, num_threads, kind):
 EMBED = {kind: Kernel(count_pieces, _embed, kind) for kind in ("float32", "float16", "bfloat16")}
 """Kernels by the dtype name of the tables. ``out[row] = scale * table[token_ids[row] - first]``; a
 row whose token id is negative already has an embedding: ``out[row] *= embeds_scale``. Then
-``out[row] += position_table[positions[row]] + type_table[token_types[row]]``. Rows of tokens that
-the table lacks stay as they are, those with embeddings of their own unless first is 0.
+``out[row] += position_table[positions[row]] + added + type_table[token_types[row]]``. Rows of
+tokens that the table lacks stay as they are, those with embeddings of their own unless first is 0.
 
 Operands: address of the number of rows; token_ids int64; table [end - first, width]; out
 [rows, width]; width; scale and embeds_scale, numbers from `word_of_float`; positions int64;
 position_table [positions, width] or 0: the model has none; first and end, the tokens in the table;
-token_types int64; type_table [types, width] or 0: the model has none.
+token_types int64; type_table [types, width] or 0: the model has none; added [width] or 0.
 """
 
 
@@ -144,7 +147,7 @@ def _embed_packed(operands, piece, thread, num_threads, kind, position_kind):
     token_ids, table, out, width = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
-    scale, scales = float_of_word(word(operands, 5)), word(operands, 13)
+    scale, scales = float_of_word(word(operands, 5)), word(operands, 14)
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
         token, place = word(token_ids, row), out + row * width * 4

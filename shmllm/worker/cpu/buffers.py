@@ -46,8 +46,10 @@ class CpuBuffers:
         streams: [streams, max_tokens, hidden], the residual streams.
         hidden: [max_tokens, hidden], the first of them.
         predicted: [max_tokens, hidden], what a layer reads if there are several, else empty.
-        embeds: [max_tokens, hidden], the embeddings of a step's tokens; `hidden` itself unless a
-            group shares them.
+        looked_up: [max_tokens, width], the embeddings of a step's tokens: `hidden` itself if they
+            are as wide.
+        embeds: [max_tokens, width], where they are looked up: `looked_up` itself unless a group
+            shares them.
         levels: [levels, max_tokens, hidden], what images add behind the first layers, or None.
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
@@ -116,16 +118,17 @@ class CpuBuffers:
             for rope, half in halves.items()
         }
         self.sampled = buffer(max_samples, hidden)
-        self.embeds, vocab = self.hidden, config.num_logits
+        self.looked_up = self.hidden
+        if config.embedding_size is not None:
+            self.looked_up = buffer(max_tokens, config.embedding_size)
+        self.embeds, vocab = self.looked_up, config.num_logits
         num_levels = config.num_levels
         self.levels: Tensor | None = None
+        if num_levels:
+            self.levels = self._levels(allocate, (num_levels, max_tokens, hidden))
         if self._group.shard.size > 1:
             self._share(max_tokens, max_samples, hidden, vocab)
-            if num_levels:
-                self.levels = self._group.floats("levels", num_levels, max_tokens, hidden)
         else:
-            if num_levels:
-                self.levels = allocate((num_levels, max_tokens, hidden), torch.float32)
             self.scored = buffer(SCORED_ROWS, hidden)
             self.logits, self.scored_logits = buffer(max_samples, vocab), buffer(SCORED_ROWS, vocab)
         self.experts = {
@@ -159,9 +162,14 @@ class CpuBuffers:
             size = max(rounded_bytes(*each, activation_dtype) for each in sizes)
             self.rounded = allocate((size,), torch.uint8)
 
+    def _levels(self, allocate: Allocator, sizes: tuple[int, int, int]) -> Tensor:
+        if self._group.shard.size > 1:
+            return self._group.floats("levels", *sizes)
+        return allocate(sizes, torch.float32)
+
     def _share(self, max_tokens: int, max_samples: int, hidden: int, vocab: int) -> None:
         floats = self._group.floats
-        self.embeds = floats("embeds", max_tokens, hidden)
+        self.embeds = floats("embeds", max_tokens, self.embeds.shape[1])
         self.scored = floats("scored", SCORED_ROWS, hidden)
         self.logits = floats("logits", max_samples, vocab)
         self.scored_logits = floats("scored logits", SCORED_ROWS, vocab)

@@ -201,14 +201,19 @@ class CpuOps:
         first = embedding.first_token
         own = [first, first + table.shape[0]]
         types = [inputs.token_types.ctypes.data, _address(embedding.token_types)]
+        types.append(_address(embedding.added))
         operands, dtype = [*rows, *scales, *learned, *own, *types], kind_of(table)
         if isinstance(table, QuantizedMatrix):
             self._record("embed", EMBED_PACKED[table.kind, dtype], *operands, table_scales)
         else:
             self._record("embed", EMBED[dtype], *operands)
         if self._meetings.are_needed:
-            return self._meetings.copy(self._num_tokens, out, self._buffers.hidden)
+            return self._meetings.copy(self._num_tokens, out, self._buffers.looked_up)
         return out
+
+    def project(self, x: Tensor, projection: Linear) -> Tensor:
+        self._products.record(self._num_tokens, x, projection, self._buffers.hidden)
+        return self._buffers.hidden
 
     def receive(self) -> Tensor:
         assert self._receive is not None, "the stage is the first one"

@@ -73,6 +73,8 @@ class GpuBuffers:
             but for counters, which are 0 between launches, as in a new arena.
         streams: [streams, max_tokens, hidden], the residual streams.
         hidden: [max_tokens, hidden], the first of them.
+        embeds: [max_tokens, width], the embeddings of a step's tokens: `hidden` itself if they are
+            as wide.
         predicted: [max_tokens, hidden], what a layer reads if there are several, else empty.
         levels: [levels, max_tokens, hidden], what images add behind the first layers, else 0.
         normed: [max_tokens, hidden], outputs of norms.
@@ -133,6 +135,9 @@ class GpuBuffers:
         self.hidden, self.normed = self.streams[0], buffer(max_tokens, hidden)
         # A model without a final norm leaves its result in the residual stream.
         self.results = self.normed if config.final_norm else self.hidden
+        self.embeds = self.hidden
+        if config.embedding_size is not None:
+            self.embeds = buffer(max_tokens, config.embedding_size)
         self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self.spare = buffer(MAX_ROWS, hidden)
         self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)

@@ -162,6 +162,9 @@ class FusedOps:
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         return self._begin_stream(self._ops.embed(embedding))
 
+    def project(self, x: Any, projection: Linear) -> Tensor:
+        return self._begin_stream(self._ops.project(self.value(x), projection))
+
     def _begin_stream(self, rows: Tensor) -> Tensor:
         """Let rows be the residual stream; nothing is waiting for another one's sum."""
         self._stream, self._normed = Stream(rows, rows, self._buffers.spare[: len(rows)]), None

@@ -165,6 +165,7 @@ class GpuMeetings(NoMeetings):
         self._tokens_of = [each.part_of(config.vocab_size) for each in self._shards]
         most_logits = max(max_samples, ROWS_OF_PRODUCTS[-1]), max(map(len, self._tokens_of))
         shape = max_tokens, config.hidden_size
+        self._shape_of_embeds = max_tokens, config.embedding_width
         layout = _Layout()
         layout.add(WORD_BYTES * num_words(size))
         self._offset_of_tokens = layout.add(WORD_BYTES * max_rows)
@@ -186,7 +187,7 @@ class GpuMeetings(NoMeetings):
 
     @property
     def embeds(self) -> Tensor | None:
-        return self._parts[0]
+        return _rows(self._parts[0], *self._shape_of_embeds)
 
     def begin(self, last_tokens: Tensor) -> None:
         if self.has_rest:

@@ -31,6 +31,7 @@ from shmllm.worker.gpu.altup import AltUpOps
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.embeddings import look_up
 from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.group import NoMeetings
@@ -40,17 +41,16 @@ from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.pending import Addend, Shared
 from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
-from shmllm.worker.gpu.products import GpuProducts, rows_of
+from shmllm.worker.gpu.products import GpuProducts
 from shmllm.worker.gpu.recurrent import RecurrentOps
 from shmllm_kernels.gpu.altup import match_magnitude
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import NormedPair, add_normed, add_rms_norm, layer_norm, rms_norm
-from shmllm_kernels.gpu.row_copies import TableShare, embed, gather_rows
+from shmllm_kernels.gpu.row_copies import gather_rows
 from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.shared_expert import SharedExpert
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
-from shmllm_kernels.reference.step import LearnedRows
 
 
 def call_now(call: Call) -> None:
@@ -164,27 +164,19 @@ class GpuOps:
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         num_tokens, step = self._descriptor.num_tokens, self._inputs.step
-        meetings, out = self.meetings, self._buffers.hidden[:num_tokens]
-        part, share = out, None
-        if meetings.are_needed:
-            part = meetings.part(*out.shape)
-            share = TableShare(embedding.first_token, meetings.has_rest)
-        token_ids, positions = step.token_ids[:num_tokens], step.positions[:num_tokens]
-        learned = []
-        if embedding.positions is not None:
-            learned.append(LearnedRows(embedding.positions[embedding.first_position :], positions))
-        if embedding.token_types is not None:
-            learned.append(LearnedRows(embedding.token_types, step.token_types[0, :num_tokens]))
-        own = learned if meetings.has_rest else ()
-        rows, scale = rows_of(embedding.table), embedding.scale
-        embed(part, rows, token_ids, self._inputs.last_tokens, scale, own, share)
-        if meetings.are_needed:
-            meetings.sum_parts(out)
+        out = self._buffers.embeds[:num_tokens]
+        look_up(out, embedding, self._inputs, self.meetings)
         for rope, frequencies in self._frequencies.items():
             cos, sin = (table[:num_tokens] for table in self._buffers.angles[rope])
             of_pairs = self._axes.get(rope)
-            of_rope = step.rope_positions[:, :num_tokens] if of_pairs is not None else positions
+            positions = step.positions if of_pairs is None else step.rope_positions
+            of_rope = positions[..., :num_tokens]
             rope_tables(cos, sin, of_rope, frequencies, attention_factor(rope), of_pairs)
+        return out
+
+    def project(self, x: Tensor, projection: Linear) -> Tensor:
+        out = self._buffers.hidden[: len(x)]
+        self.products.linear(out, x, projection)
         return out
 
     def receive(self) -> Tensor:

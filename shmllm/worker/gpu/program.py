@@ -229,7 +229,7 @@ class GpuProgram:
     @property
     def embeds(self) -> Tensor:
         found = self._meetings.embeds
-        return self._buffers.hidden if found is None else found
+        return self._buffers.embeds if found is None else found
 
     def begin(self) -> None:
         self._meetings.begin(self._inputs.last_tokens)

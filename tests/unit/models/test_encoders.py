@@ -29,7 +29,7 @@ SIZES = {
     "sliding_window": 8,
 }
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "MPNet", "Electra"]
-ENCODERS += ["DebertaV2"]
+ENCODERS += ["DebertaV2", "Albert", "Ernie"]
 ROTARY = ["NomicBert", "Gte", "JinaEmbeddingsV3"]
 DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 NOMIC = {
@@ -57,8 +57,7 @@ def read(directory: Path, architecture: str, **fields: Any) -> ModelConfig:
 
 @pytest.mark.parametrize("family", ENCODERS + ROTARY)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
-    own = {"embedding_size": 64} if family == "Electra" else {}
-    config = read(tmp_path, f"{family}Model", **own)
+    config = read(tmp_path, f"{family}Model")
     expected = getattr(transformers, f"{family}Config")()
     positions = config.first_position + config.max_position_embeddings
     assert positions == expected.max_position_embeddings
@@ -67,7 +66,10 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     assert config.num_token_types == getattr(expected, "type_vocab_size", 0)
     mlp = config.layers[0].mlp
     assert isinstance(mlp, MLPSpec)
-    assert mlp.activation == getattr(expected, "hidden_act", "gelu")
+    activation = getattr(expected, "hidden_act", "gelu")
+    assert mlp.activation == {"gelu_new": "gelu_tanh"}.get(activation, activation)
+    if family in ("Albert", "Electra"):
+        assert config.embedding_size == expected.embedding_size
     assert (config.lm_head, config.head, config.pooling) == (False, None, "CLS")
 
 
@@ -213,7 +215,9 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("DebertaV2Model", DEBERTA | {"position_buckets": 1024}, "position_buckets 1024 with max"),
         ("DebertaV2Model", {"max_position_embeddings": 2**30}, "must be an integer of at most"),
         ("DebertaV2ForSequenceClassification", {"pooler_hidden_size": 8}, "size 8 is not supp"),
-        ("ElectraModel", {}, "embedding_size 128 is not supported with a hidden_size of 64"),
+        ("AlbertModel", {"inner_group_num": 2}, "inner_group_num 2 is not supported"),
+        ("AlbertModel", {"num_hidden_groups": 5}, "num_hidden_groups 5 exceeds num_hidden_layers"),
+        ("ErnieModel", {"task_type_vocab_size": 0}, "'task_type_vocab_size' must be an integer"),
         ("EuroBertForSequenceClassification", {"classifier_pooling": "x"}, "'x' is not supported"),
         ("RobertaModel", {"max_position_embeddings": 2}, r"max_position_embeddings \(2\) must ex"),
         ("BertLMHeadModel", {}, "unknown architecture 'BertLMHeadModel'"),
