@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EMBEDDING = "embedding"
 _CONTENT = ("text", "prompt")
+_SPARSE = {"indices", "values"}
 _RESULTS = {"line", *_CONTENT, EMBEDDING, "error", "num_prompt_tokens"}
 
 
@@ -64,11 +65,15 @@ class EmbeddingFormat(TextFormat):
 
     Args:
         is_journal: whether the embeddings are encoded, instead of lists of numbers.
+
+    Attributes:
+        is_sparse: whether records have the indices and values of numbers that are not 0 instead.
     """
 
     def __init__(self, *, is_journal: bool = False) -> None:
         super().__init__(_RESULTS)
         self._is_journal = is_journal
+        self.is_sparse = False
         self._width: int | None = None
 
     def record(self, row: Row, output: EmbeddingRequestOutput) -> JsonObject:
@@ -80,7 +85,11 @@ class EmbeddingFormat(TextFormat):
         vector = output.outputs.array
         self._check_width(len(vector))
         record = row.identity | {"line": row.line}
-        record[EMBEDDING] = encoded(vector) if self._is_journal else vector.tolist()
+        if self.is_sparse:
+            sparse = output.outputs.sparse
+            record[EMBEDDING] = {"indices": [*sparse], "values": [*sparse.values()]}
+        else:
+            record[EMBEDDING] = encoded(vector) if self._is_journal else vector.tolist()
         record["num_prompt_tokens"] = len(output.prompt_token_ids)
         return record | row.carried
 
@@ -91,6 +100,8 @@ class EmbeddingFormat(TextFormat):
         line, vector = record.get("line"), record.get(EMBEDDING)
         if not isinstance(line, int) or line < 1:
             return None
+        if isinstance(vector, dict) and vector.keys() == _SPARSE:
+            return line
         if not isinstance(vector, str if self._is_journal else list):
             return line if "error" in record else None
         self._check_width(width_of(vector))

@@ -33,6 +33,8 @@ Input: JSON lines (or .parquet, or either compressed as .gz). A line is a string
 Output, in the order of the input:
   .jsonl    a line holds `id` if the input has one, `line` (from 1), `embedding` and
             `num_prompt_tokens`, or instead of these `error`; then the other fields
+            The `embedding` of a model of sparse vectors (SPLADE) holds `indices`, the ids of
+            tokens, and `values`
   .parquet  the same as columns; `embedding` is a list of float32 with a fixed size
   .npy      an array of float32 of shape (texts, numbers). The row of a text that failed
             consists of NaN, and stderr has its error

@@ -29,6 +29,7 @@ from shmllm.cli.batch_plan import (
 from shmllm.cli.batch_run import Work, run_plan
 from shmllm.cli.session import CommandSession
 from shmllm.cli.texts import SHORT_TEXT, WITHOUT_ROWS, read_rows
+from shmllm.errors import RequestError
 from shmllm.params.pooling import PoolingParams
 
 if TYPE_CHECKING:
@@ -112,7 +113,21 @@ def run_embedding(plan: BatchPlan, options: dict[str, Any], session: CommandSess
         options: keyword arguments of `LLM.embed`.
         session: starts the engine or attaches to it.
     """
-    return run_plan(plan, session, lambda llm: work_on(llm, **options))
+
+    def work(llm: LLM) -> Work[str, EmbeddingRequestOutput]:
+        if llm.facts.pooling.head == "sparse":
+            _expect_sparse(plan)
+        return work_on(llm, **options)
+
+    return run_plan(plan, session, work)
+
+
+def _expect_sparse(plan: BatchPlan) -> None:
+    """Raises RequestError if the output is none for sparse vectors."""
+    assert isinstance(plan.form, EmbeddingFormat), "it is the format of the command"
+    if plan.convert is not None:
+        raise RequestError("sparse vectors are written to .jsonl, not to .parquet or .npy")
+    plan.form.is_sparse = True
 
 
 def work_on(llm: LLM, **options: Any) -> Work[str, EmbeddingRequestOutput]:

@@ -20,8 +20,10 @@ class PoolingInfo:
         pooling_type: which hidden states make a vector: "CLS", "LAST" or "MEAN".
         normalize: whether embeddings have the length 1 unless a request says otherwise.
         embedding_size: the width of an embedding.
-        head: "projection": embeddings go through one; "classifier"; empty: neither.
-        activation: what makes scores of a classifier's logits: "sigmoid", "softmax" or "none".
+        head: "projection": embeddings go through one; "classifier"; "sparse": embeddings are sparse
+            vectors, with a component for each token of the vocabulary; empty: none of these.
+        activation: what makes scores of a classifier's logits: "sigmoid", "softmax" or "none"; or a
+            sparse vector of the largest logits: "log1p_relu" or "log1p_log1p_relu".
         labels: the names of the classes, by index.
         both_ways: whether tokens attend to those behind them, so that a prompt is one step.
         generates: whether the engine generates tokens.

@@ -23,6 +23,9 @@ from shmllm.params.pooling_tasks import (
     check_task,
 )
 
+SPARSE = "sparse"
+"""`PoolingInfo.head` of models that make sparse vectors."""
+
 _APIS = {
     "embed": ("Embedding", "embed"),
     "token_embed": ("Embedding", "embed"),
@@ -51,6 +54,7 @@ class PooledModel:
         self.pooling = info.pooling
         self.pooler_config = _completed(config, info.pooling)
         self.served_model_name = info.model_directory
+        self._hidden_size = info.hidden_size
         self.embedding_size = info.pooling.embedding_size or info.hidden_size
         self.is_matryoshka = info.pooling.matryoshka
         self.matryoshka_dimensions = info.pooling.matryoshka_dimensions or None
@@ -101,6 +105,8 @@ class PooledModel:
         params.verify(self)
         if chosen in TOKEN_TASKS:
             return self._of_tokens(params, chosen)
+        if self._is_sparse(chosen):
+            return self._of_sparse(params, chosen)
         kind = self._pooling_type(params, SEQ_POOLING_TYPES, self.pooler_config.seq_pooling_type)
         engine = self._pooling(params, PoolingType[kind])
         return engine, self._plan(params, chosen)
@@ -121,6 +127,24 @@ class PooledModel:
         plan = replace(plan, width=width, dimensions=engine.dimensions, normalize=engine.normalize)
         reads = engine.reads_prefix_cache and not late
         return replace(engine, dimensions=0, normalize=False, reads_prefix_cache=reads), plan
+
+    def _is_sparse(self, task: str) -> bool:
+        return task == "embed" and self.pooling.head == SPARSE
+
+    def _of_sparse(self, params: PoolingParams, task: PoolingTask) -> tuple[Pooling, PoolingPlan]:
+        """Sparse vectors: neither a norm nor other pooling types, as in vLLM."""
+        if params.pooling_type is not None:
+            raise RequestError(
+                f"pooling_type {params.pooling_type!r} is not possible: the model makes sparse "
+                "vectors, of the largest logits of all tokens",
+                parameter="pooling_type",
+                value=params.pooling_type,
+            )
+        if self.pooler_config.enable_chunked_processing:
+            raise RequestError("enable_chunked_processing is not possible with sparse vectors")
+        engine = Pooling(PoolingType.MAX, normalize=False, uses_head=True)
+        width, activation = self.embedding_size, self.pooling.activation
+        return engine, PoolingPlan(task=task, width=width, activation=activation)
 
     def _pooling(self, params: PoolingParams, kind: PoolingType) -> Pooling:
         embeds = params.task in ("embed", "token_embed")
@@ -148,6 +172,8 @@ class PooledModel:
         )
 
     def _width(self, task: PoolingTask, dimensions: int) -> int:
+        if task == "token_embed" and self.pooling.head == SPARSE:
+            return dimensions or self._hidden_size
         if task in ("embed", "token_embed"):
             return dimensions or self.embedding_size
         return len(self.pooling.labels)

@@ -31,7 +31,8 @@ class PoolingPlan:
         dimensions: how many leading components remain then; 0 keeps all.
         normalize: whether rows are divided by their norms then.
         mean, sigma: (logit - mean) / sigma replaces the logits.
-        activation: what makes scores of logits: "sigmoid", "softmax" or "none".
+        activation: what makes scores of logits, "sigmoid" or "softmax", or a sparse vector of them,
+            "log1p_relu" or "log1p_log1p_relu"; "none".
     """
 
     task: PoolingTask
@@ -64,7 +65,7 @@ class PoolingPlan:
             rows = rows[..., : self.dimensions]
         if self.normalize:
             rows = normalized(rows)
-        if self.task in ("classify", "token_classify"):
+        if self.activation != "none" or self.task in ("classify", "token_classify"):
             rows = self._scores(rows)
         result = np.ascontiguousarray(rows, np.float32)
         result.flags.writeable = False
@@ -100,8 +101,15 @@ def _softmax(values: Rows) -> Rows:
     return results
 
 
+def _log1p_relu(values: Rows) -> Rows:
+    results: Rows = np.log1p(np.maximum(values, 0.0))
+    return results
+
+
 ACTIVATIONS: dict[str, Callable[[Rows], Rows]] = {
     "none": lambda values: values,
     "sigmoid": _sigmoid,
     "softmax": _softmax,
+    "log1p_relu": _log1p_relu,
+    "log1p_log1p_relu": lambda values: _log1p_relu(_log1p_relu(values)),
 }

@@ -13,13 +13,14 @@ from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadNormSpec, HeadSpec
 from shmllm.models.pooled import classifier, read_labels
 from shmllm.models.readers import (
+    read_activation,
     read_attention,
     read_model,
     read_num_layers,
     read_ungated_mlp,
 )
 from shmllm.models.registry import Purpose, purpose_of
-from shmllm.models.specs import LayerNorms, LayerSpec, NormSpec
+from shmllm.models.specs import Activation, LayerNorms, LayerSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -120,6 +121,48 @@ def with_labels(
     width, labels = fields.integer("hidden_size"), len(read_labels(fields))
     return classifier(
         fields, *before, DenseSpec(name=name, inputs=width, outputs=labels, bias=True)
+    )
+
+
+def with_mlm_head(model: ModelConfig, fields: Fields) -> ModelConfig:
+    """Returns the configuration with the head that predicts masked tokens."""
+    names = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"
+    activation = read_activation(fields, default="gelu")
+    head = mlm_head(model, fields, names, activation, "cls.predictions")
+    skipped = ("pooler.", "cls.predictions.decoder.", "cls.seq_relationship.")
+    return replace(model, head=head, skipped_prefixes=skipped)
+
+
+def mlm_head(
+    model: ModelConfig,
+    fields: Fields,
+    names: tuple[str, str],
+    activation: Activation,
+    last: str,
+) -> HeadSpec:
+    """Returns a head that predicts masked tokens, as what makes sparse vectors.
+
+    Args:
+        model: the model without it.
+        fields: the fields of config.json.
+        names: those of the projection and of the norm.
+        activation: the activation behind the projection.
+        last: the name of the bias, without its end, of the product with the table of embeddings.
+    """
+    if not model.tie_word_embeddings:
+        raise fields.error("tie_word_embeddings False is not supported with sparse vectors")
+    if activation == "relu_squared":
+        raise fields.error("the activation 'relu2' is not supported with sparse vectors")
+    width, (dense, norm) = model.hidden_size, names
+    named = DenseSpec(name=dense, inputs=width, outputs=width, bias=True)
+    return HeadSpec(
+        kind="sparse",
+        steps=(
+            replace(named, activation=activation),
+            HeadNormSpec(name=norm, width=width, norm=model.norm),
+            replace(named, name=last, outputs=model.vocab_size, tied=True),
+        ),
+        activation="log1p_relu",
     )
 
 

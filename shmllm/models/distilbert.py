@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shmllm.models.bert import read_encoder, read_head, tanh_dense
+from shmllm.models.bert import mlm_head, read_encoder, read_head, tanh_dense
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.readers import read_activation
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -47,6 +48,14 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(
         read_encoder(fields), head=read_head(fields, dense), skipped_prefixes=("vocab_",)
     )
+
+
+def with_mlm_head(model: ModelConfig, fields: Fields) -> ModelConfig:
+    """Returns the configuration with the head that predicts masked tokens."""
+    names = "vocab_transform", "vocab_layer_norm"
+    activation = read_activation(fields, "activation", "gelu")
+    head = mlm_head(model, fields, names, activation, "vocab_projector")
+    return replace(model, head=head, skipped_prefixes=("vocab_projector.weight",))
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

@@ -12,8 +12,8 @@ from typing import Literal
 from shmllm.models.specs import NormSpec
 
 HeadActivation = Literal["none", "tanh", "gelu", "gelu_tanh", "relu", "silu", "sigmoid"]
-ScoreActivation = Literal["none", "sigmoid", "softmax"]
-HeadKind = Literal["projection", "classifier"]
+ScoreActivation = Literal["none", "sigmoid", "softmax", "log1p_relu", "log1p_log1p_relu"]
+HeadKind = Literal["projection", "classifier", "sparse"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class DenseSpec:
         tokens: the tokens whose rows of the LM head are the rows of the weight; if there are two
             and `outputs` is 1, it is the second minus the first, so that the sigmoid of the result
             is the softmax of the two logits. Empty: a checkpoint has the weight itself.
+        tied: whether the weight is the table of embeddings.
     """
 
     name: str
@@ -37,6 +38,7 @@ class DenseSpec:
     bias: bool = False
     activation: HeadActivation = "none"
     tokens: tuple[int, ...] = ()
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,11 @@ class HeadSpec:
     """A head.
 
     Attributes:
-        kind: "projection": its results are embeddings; "classifier": logits.
+        kind: "projection": its results are embeddings; "classifier": logits; "sparse": a logit for
+            each token of the vocabulary, the largest of which over a text make a sparse vector.
         steps: its parts, in their order.
         labels: the names of the classes, by index.
-        activation: what makes scores of logits.
+        activation: what makes scores of logits, or a sparse vector of the largest.
         precedes_means: whether a mean is one of its results for each token, and not its result for
             the mean of hidden states.
     """

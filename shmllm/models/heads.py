@@ -71,6 +71,9 @@ class Head:
                 assert isinstance(step, Linear), "a projection has its spec"
                 assert isinstance(step.weight, Tensor), "nothing rounds heads"
                 weights[lm_head] = (RowsOfTable(step.weight, spec.tokens, self._vocab_size),)
+            elif isinstance(spec, DenseSpec) and spec.tied:
+                own = step.named_weights(spec.name)
+                weights |= {lm_head: own.pop(f"{spec.name}.weight"), **own}
             else:
                 weights |= step.named_weights(spec.name)
         return weights

@@ -23,7 +23,7 @@ from shmllm.models.head_specs import (
     HeadSpec,
     ScoreActivation,
 )
-from shmllm.models.registry import Purpose, purpose_of
+from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.sentence_files import DenseFile, SentenceFiles, read_sentence_files
 
 
@@ -91,9 +91,28 @@ def read_config(directory: Path, use: ModelUse) -> ModelConfig:
     if config.head is None and purpose in _HEADS:
         config = replace(config, head=_HEADS[purpose](fields, config.hidden_size))
     files = read_sentence_files(directory)
+    if purpose is Purpose.SPARSE or (files is not None and files.sparse is not None):
+        config = _with_sparse_vectors(config, fields, files)
     if files is not None:
         config = _with_sentence_files(config, fields, files)
     return _converted(config, fields, use)
+
+
+def _with_sparse_vectors(
+    config: ModelConfig, fields: Fields, files: SentenceFiles | None
+) -> ModelConfig:
+    """Returns the configuration of a model that makes sparse vectors (SPLADE; Formal et al.,
+    2021), with the head that predicts masked tokens."""
+    family = find_family(config.architecture)
+    if not hasattr(family, "with_mlm_head"):
+        raise fields.error(
+            f"sparse vectors of {config.architecture} are not supported; supported: those of BERT "
+            "and DistilBERT"
+        )
+    model: ModelConfig = family.with_mlm_head(config, fields)
+    if files is None or files.sparse is None or model.head is None:
+        return model
+    return replace(model, head=replace(model.head, activation=files.sparse))
 
 
 def _score(fields: Fields, hidden_size: int) -> HeadSpec:

@@ -206,6 +206,7 @@ class Purpose(Enum):
 
     GENERATE = "tokens, and vectors"
     EMBED = "vectors"
+    SPARSE = "sparse vectors"
     CLASSIFY = "scores of classes"
     CLASSIFY_TOKENS = "scores of classes, for each token"
     REWARD = "rewards of each token"
@@ -216,6 +217,7 @@ _PURPOSES = {
     "ForTokenClassification": Purpose.CLASSIFY_TOKENS,
     "ForProcessRewardModel": Purpose.REWARD,
     "ForRewardModel": Purpose.REWARD,
+    "SpladeSparseEmbeddingModel": Purpose.SPARSE,
     "ForMaskedLM": Purpose.EMBED,
     "ForPreTraining": Purpose.EMBED,
     "Model": Purpose.EMBED,

@@ -23,6 +23,7 @@ from shmllm.models.sentence_modules import (
     DenseFile,
     ModuleChain,
     PoolingName,
+    SparseActivation,
     activation,
 )
 
@@ -37,6 +38,7 @@ _MODULES, _MODEL = "modules.json", "config_sentence_transformers.json"
 _FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _TASKS: dict[str, Task] = {
     "SentenceTransformer": "embed",
+    "SparseEncoder": "embed",
     "MultiVectorEncoder": "token_embed",
     "ColBERT": "token_embed",
     "CrossEncoder": "classify",
@@ -68,6 +70,7 @@ class SentenceFiles:
         activation: of a cross-encoder's scores: "none", "sigmoid" or "softmax".
         score_tokens: of a cross-encoder that reads logits: see `ModuleChain`.
         skiplist_words: the tokens of a document that a late interaction leaves out.
+        sparse: what makes a sparse vector of the largest logits; None: vectors are dense.
     """
 
     task: Task | None = None
@@ -84,6 +87,7 @@ class SentenceFiles:
     activation: str | None = None
     score_tokens: tuple[int, ...] = ()
     skiplist_words: tuple[str, ...] = ()
+    sparse: SparseActivation | None = None
 
 
 def read_sentence_files(directory: Path) -> SentenceFiles | None:
@@ -126,6 +130,7 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
         activation=activation,
         score_tokens=chain.score_tokens,
         skiplist_words=_pylate_skiplist(model) if is_pylate else chain.skiplist_words,
+        sparse=chain.sparse,
     )
 
 
@@ -166,7 +171,7 @@ def _read_modules(path: Path) -> list[tuple[str, Path]]:
     if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
         raise EngineStartError(f"{path} must hold a list of objects")
     found = [_read_module(Fields(each, str(path))) for each in modules]
-    if not found or found[0][0].rpartition(".")[2] != "Transformer":
+    if not found or found[0][0].rpartition(".")[2] not in ("Transformer", "MLMTransformer"):
         first = repr(found[0][0]) if found else "none"
         raise EngineStartError(f"{path}: the first module must be a Transformer, it is {first}")
     return [(kind, path.parent / subfolder) for kind, subfolder in found]

@@ -17,6 +17,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.fields import Fields, read_json_object
 
 PoolingName = Literal["CLS", "LAST", "MEAN"]
+SparseActivation = Literal["log1p_relu", "log1p_log1p_relu"]
 
 ACTIVATIONS = {
     "Identity": "none",
@@ -30,6 +31,12 @@ ACTIVATIONS = {
 
 TOKENS, SENTENCE, SCORES = "token_embeddings", "sentence_embedding", "scores"
 """What a module reads or writes: an embedding of each token, one of a text, scores of a pair."""
+
+SPARSE: dict[str, SparseActivation] = {
+    "relu": "log1p_relu",
+    "log1p_relu": "log1p_log1p_relu",
+}
+"""What a SpladePooling makes of the largest logits, by the name of its activation."""
 
 _WEIGHTS, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _POOLINGS: dict[str, PoolingName] = {"cls": "CLS", "lasttoken": "LAST", "mean": "MEAN"}
@@ -78,6 +85,7 @@ class ModuleChain:
         score_tokens: the ids of the tokens for yes and for no whose logits' difference is the
             score; without the second one, the logit itself; empty if no logits are read.
         skiplist_words: the tokens of a document that a late interaction leaves out.
+        sparse: what makes a sparse vector of the largest logits of tokens; None: nothing does.
     """
 
     def __init__(self) -> None:
@@ -88,6 +96,7 @@ class ModuleChain:
         self.output = TOKENS
         self.score_tokens: tuple[int, ...] = ()
         self.skiplist_words: tuple[str, ...] = ()
+        self.sparse: SparseActivation | None = None
         self._width: int | None = None
 
     def add(self, kind: str, directory: Path) -> None:
@@ -180,6 +189,16 @@ class ModuleChain:
         self.score_tokens = tuple(fields.integer(name, minimum=0) for name in names)
         self.output = SCORES
 
+    def _add_splade(self, directory: Path, kind: str) -> None:
+        fields = _read(directory)
+        if self.output != TOKENS or self.dense:
+            raise fields.error("shmllm computes a SpladePooling only behind the MLMTransformer")
+        strategy = fields.text("pooling_strategy", "max")
+        if strategy != "max":
+            raise fields.error(f"shmllm does not compute the pooling {strategy!r}, only 'max'")
+        self.sparse = fields.meaning("activation_function", SPARSE, "relu")
+        self.output = SENTENCE
+
     def _output_of(self, fields: Fields, *, allows_scores: bool = True) -> str:
         """What a module makes, if it reads what the modules before it made."""
         source = fields.text("module_input_name", self.output)
@@ -197,6 +216,7 @@ _READERS: dict[str, Callable[[ModuleChain, Path, str], None]] = {
     "Pooling": ModuleChain._add_pooling,
     "Dense": ModuleChain._add_dense,
     "Normalize": ModuleChain._add_normalize,
+    "SpladePooling": ModuleChain._add_splade,
     "MultiVectorMask": ModuleChain._add_mask,
     "LogitScore": ModuleChain._add_logit_score,
 }

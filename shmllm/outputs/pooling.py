@@ -102,6 +102,13 @@ class EmbeddingOutput(_HasArray):
         """The number of components of the vector."""
         return len(self.array)
 
+    @property
+    def sparse(self) -> dict[int, float]:
+        """The components that are not 0, by their index: of a sparse vector that is the id of a
+        token of the vocabulary."""
+        (indices,) = self.array.nonzero()
+        return dict(zip(indices.tolist(), self.array[indices].tolist(), strict=True))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EmbeddingOutput) and np.array_equal(self.array, other.array)
 

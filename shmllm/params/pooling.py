@@ -34,13 +34,19 @@ class PoolingType(IntEnum):
     """The hidden states that the result is made of.
 
     LAST: the hidden state of the last token. MEAN: the mean of the hidden states of all tokens.
-    CLS: the hidden state of the first token. ALL: a row for each token.
+    CLS: the hidden state of the first token. ALL: a row for each token. MAX: the largest of the
+    head's results for all tokens, each component by itself.
     """
 
     LAST = 1
     MEAN = 2
     CLS = 3
     ALL = 4
+    MAX = 5
+
+
+WHOLE_PROMPTS = (PoolingType.MEAN, PoolingType.CLS, PoolingType.MAX)
+"""The types that need hidden states of which a prefix cache has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,9 @@ class Pooling:
         dimensions: the number of leading components to keep; 0 keeps all.
         normalize: whether to divide the vector, after truncation to `dimensions`, by its
             Euclidean norm.
-        reads_prefix_cache: whether prefix-cache hits may be used. Always False for MEAN and CLS,
-            which need hidden states that are not cached; with ALL the tokens of a hit have no rows.
+        reads_prefix_cache: whether prefix-cache hits may be used. Always False for MEAN, CLS and
+            MAX, which need hidden states that are not cached; with ALL the tokens of a hit have no
+            rows.
         uses_head: whether the model's projection or classifier is applied, before `dimensions`.
         second_segment: the index of the first token of the second text of a pair, for models whose
             tokens have types; 0: there is none.
@@ -69,7 +76,7 @@ class Pooling:
     num_skipped: int = 0
 
     def __post_init__(self) -> None:
-        if self.type in (PoolingType.MEAN, PoolingType.CLS) and self.reads_prefix_cache:
+        if self.type in WHOLE_PROMPTS and self.reads_prefix_cache:
             object.__setattr__(self, "reads_prefix_cache", False)
 
 

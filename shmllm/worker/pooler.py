@@ -18,6 +18,7 @@ from shmllm.params.pooling import PoolingType
 from shmllm.worker.batch import StepInputs
 
 FLOAT_BYTES = 4
+ROWS_AT_ONCE = 64
 NOTHING = Piece(0, b"")
 
 
@@ -71,6 +72,9 @@ class Pooler:
         first, count = int(inputs.first_tokens[pool.index]), int(inputs.counts[pool.index])
         begin, end = first, first + count
         match pool.pooling.type:
+            case PoolingType.MAX:
+                assert pool.is_last, "an encoder's prompt is one step"
+                return self._largest(hidden[begin:end])
             case PoolingType.MEAN:
                 states = hidden[begin:end]
                 if self._is_before_mean(pool):
@@ -88,6 +92,14 @@ class Pooler:
         """Return whether the head reads the tokens of a request, whose results are pooled."""
         is_mean = pool.pooling.type is PoolingType.MEAN
         return is_mean and pool.pooling.uses_head and self._precedes_means
+
+    def _largest(self, states: torch.Tensor) -> Rows:
+        """Return the largest results of the head, [1, width], for the tokens of a request. A result
+        may have a number for each token of the vocabulary, so that they are computed in pieces."""
+        assert self._head is not None, "the model has a head"
+        parts = (self._head(part.float().cpu()) for part in states.split(ROWS_AT_ONCE))
+        largest: Rows = np.maximum.reduce([part.amax(0).cpu().numpy() for part in parts])[None]
+        return largest
 
     def _mean(self, hidden: torch.Tensor, inputs: StepInputs, pool: Pool) -> Rows:
         row, skipped = int(inputs.rows[pool.index]), pool.pooling.num_skipped
@@ -109,7 +121,9 @@ class Pooler:
         users = [
             i
             for i, pool in enumerate(plan.pools)
-            if pool.pooling.uses_head and not self._is_before_mean(pool)
+            if pool.pooling.uses_head
+            and pool.pooling.type is not PoolingType.MAX
+            and not self._is_before_mean(pool)
         ]
         counts = [len(pooled[i]) for i in users]
         if not sum(counts):

@@ -64,6 +64,21 @@ def test_a_record_has_the_row_s_fields(is_journal):
     assert (line["index"], line["text"]) == (2, "plain")
 
 
+def test_records_of_sparse_vectors(tmp_path):
+    form = EmbeddingFormat()
+    form.is_sparse = True
+    record = form.record(form.row(1, {"text": "x"}), output(np.array([0, 0.5, 0, 2], np.float32)))
+    assert record["embedding"] == {"indices": [1, 3], "values": [0.5, 2.0]}
+    target = tmp_path / "records"
+    target.write_bytes(encode(record))
+    done = DoneLines(2)
+    done.read(str(target), EmbeddingFormat())
+    assert (done.num_done, 1 in done) == (1, True)
+    target.write_bytes(encode(record | {"embedding": {"indices": [1]}}))
+    with pytest.raises(RequestError, match="is not a record of a batch job"):
+        DoneLines(2).read(str(target), EmbeddingFormat())
+
+
 @pytest.mark.parametrize("is_journal", [False, True])
 def test_records_are_found_again(tmp_path, is_journal):
     form = EmbeddingFormat(is_journal=is_journal)

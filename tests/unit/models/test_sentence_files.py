@@ -195,7 +195,7 @@ def test_other_poolings_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "kind", ["WordWeights", "CNN", "LSTM", "Router", "SpladePooling", "mine.Whitening"]
+    "kind", ["WordWeights", "CNN", "LSTM", "Router", "SparseAutoEncoder", "mine.Whitening"]
 )
 def test_unknown_modules_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     name = kind if "." in kind else f"{OLD}.{kind}"
