@@ -34,7 +34,10 @@ RENAMED_PREFIXES = {
         for name in ("h", "wte", "wpe", "word_embeddings", "ln_f")
     },
     **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm", "embed_in")},
-    **{f"{name}.": f"model.{name}." for name in ("final_layer_norm", "final_layernorm")},
+    **{
+        f"{name}.": f"model.{name}."
+        for name in ("final_layer_norm", "final_layernorm", "embedding_norm")
+    },
     **{
         f"decoder.{name}.": f"model.decoder.{name}."
         for name in ("layers", "embed_tokens", "embed_positions", "final_layer_norm")

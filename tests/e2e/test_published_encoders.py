@@ -327,6 +327,27 @@ def test_colbert_projects_each_token(kind: str, tmp_path: Path) -> None:
         assert_vectors_close(found, wanted, 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # transformers' about its convolution
+@pytest.mark.parametrize(
+    ("kind", "name"), [("modernbert", "ColBERTModernBertModel"), ("lfm2", "ColBERTLfm2Model")]
+)
+@torch.inference_mode()
+def test_models_of_pylate_have_the_names_of_vllm(kind: str, name: str, tmp_path: Path) -> None:
+    model = make_pooling_model(kind, "Model", tmp_path)
+    linear = torch.nn.Linear(64, 24, bias=False)
+    write_modules(tmp_path, linear)
+    listed = (tmp_path / "modules.json").read_text()
+    kinds = "sentence_transformers.models.Dense", "pylate.models.Dense.Dense"
+    (tmp_path / "modules.json").write_text(listed.replace(*kinds))
+    (tmp_path / "config_sentence_transformers.json").write_text('{"model_type": "ColBERT"}')
+    states = [linear(model(torch.tensor([each])).last_hidden_state[0]) for each in PROMPTS]
+    wanted = [torch.nn.functional.normalize(each, dim=1) for each in states]
+    prompts = [{"prompt_token_ids": each} for each in PROMPTS]
+    with LLM(str(tmp_path), **OPTIONS, hf_overrides={"architectures": [name]}) as llm:
+        found = [each.outputs.array for each in llm.encode(prompts, use_tqdm=False)]
+        assert_vectors_close(found, wanted, 1e-5)
+
+
 @torch.inference_mode()
 def test_voyage_projects_states_of_both_directions(tmp_path: Path) -> None:
     model = make_pooling_model("qwen3", "Model", tmp_path, is_causal=False)

@@ -75,6 +75,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 7, "sliding_window": 9, "use_bidirectional_attention": True}
         | DECODER,
     ),
+    "lfm2": ("Lfm2", DECODER | {"layer_types": ["conv", "full_attention", "conv"]}),
     "llama": ("Llama", DECODER),
     "llama_bidirectional": ("LlamaBidirectional", DECODER),
     "mistral": ("Mistral", DECODER | {"sliding_window": 24}),
