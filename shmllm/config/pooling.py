@@ -21,9 +21,13 @@ class PoolingInfo:
         normalize: whether embeddings have the length 1 unless a request says otherwise.
         embedding_size: the width of an embedding.
         head: "projection": embeddings go through one; "classifier"; "sparse": embeddings are sparse
-            vectors, with a component for each token of the vocabulary; empty: none of these.
+            vectors, with a component for each token of the vocabulary; "multi": token_embed has a
+            projection, and token_classify one to a weight; empty: none of these.
         activation: what makes scores of a classifier's logits: "sigmoid", "softmax" or "none"; or a
-            sparse vector of the largest logits: "log1p_relu" or "log1p_log1p_relu".
+            sparse vector of the largest logits: "log1p_relu" or "log1p_log1p_relu"; or weights of
+            tokens: "relu".
+        ends: the tokens that begin and end texts, which have no such weights, nor has the first one
+            an embedding for late interaction; empty: all have both.
         labels: the names of the classes, by index.
         both_ways: whether tokens attend to those behind them, so that a prompt is one step.
         generates: whether the engine generates tokens.
@@ -57,10 +61,11 @@ class PoolingInfo:
     include_prompt: bool = True
     token_types: bool = False
     separates_pairs: bool = True
+    ends: tuple[int, ...] = ()
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> PoolingInfo:
         """Returns what `dataclasses.asdict` and JSON have made a dict of."""
-        names = ("tasks", "labels", "matryoshka_dimensions", "markers")
+        names = ("tasks", "labels", "matryoshka_dimensions", "markers", "ends")
         tuples = {name: tuple(values[name]) for name in names}
         return cls(**{**values, **tuples})

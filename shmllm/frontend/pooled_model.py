@@ -26,6 +26,9 @@ from shmllm.params.pooling_tasks import (
 SPARSE = "sparse"
 """`PoolingInfo.head` of models that make sparse vectors."""
 
+MULTI = "multi"
+"""The same of models that make vectors and weights of tokens."""
+
 _APIS = {
     "embed": ("Embedding", "embed"),
     "token_embed": ("Embedding", "embed"),
@@ -103,6 +106,8 @@ class PooledModel:
         params = params.clone()
         params.task = chosen
         params.verify(self)
+        if chosen in TOKEN_TASKS and self.pooling.head == MULTI:
+            return self._of_several(params, chosen)
         if chosen in TOKEN_TASKS:
             return self._of_tokens(params, chosen)
         if self._is_sparse(chosen):
@@ -127,6 +132,31 @@ class PooledModel:
         plan = replace(plan, width=width, dimensions=engine.dimensions, normalize=engine.normalize)
         reads = engine.reads_prefix_cache and not late
         return replace(engine, dimensions=0, normalize=False, reads_prefix_cache=reads), plan
+
+    def _of_several(self, params: PoolingParams, task: PoolingTask) -> tuple[Pooling, PoolingPlan]:
+        """Vectors or weights of tokens, which the engine returns side by side (BGE-M3)."""
+        late = params.late_chunking_params is not None
+        if late or (params.pooling_type or "ALL") != "ALL":
+            raise RequestError(
+                "the model's vectors and weights of tokens have no late chunking, and no pooling "
+                "type but ALL"
+            )
+        first, last = self.pooling.ends
+        engine, width = self._pooling(params, PoolingType.ALL), self.embedding_size
+        engine = replace(engine, uses_head=True)
+        if task == "token_embed":
+            plan = PoolingPlan(task=task, width=width, first=first)
+            return replace(engine, dimensions=width), plan
+        activation = self.pooling.activation if params.use_activation else "none"
+        return engine, PoolingPlan(
+            task=task,
+            width=width + 1,
+            columns=(width,),
+            first=first,
+            last=last,
+            flat=True,
+            activation=activation,
+        )
 
     def _is_sparse(self, task: str) -> bool:
         return task == "embed" and self.pooling.head == SPARSE

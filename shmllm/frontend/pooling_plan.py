@@ -27,6 +27,9 @@ class PoolingPlan:
         width: the number of components of a row that the engine returns.
         step_tag_id: the token id whose rows remain; None keeps all.
         columns: the indices of the components that remain; None keeps all.
+        first, last: the token ids whose rows are left out at the beginning and at the end of a
+            text; None leaves none out.
+        flat: whether rows of one component become numbers.
         chunks: the chunks whose means replace the rows; None: there are none.
         dimensions: how many leading components remain then; 0 keeps all.
         normalize: whether rows are divided by their norms then.
@@ -39,6 +42,9 @@ class PoolingPlan:
     width: int
     step_tag_id: int | None = None
     columns: tuple[int, ...] | None = None
+    first: int | None = None
+    last: int | None = None
+    flat: bool = False
     chunks: LateChunkingMetadata | None = None
     dimensions: int = 0
     normalize: bool = False
@@ -58,18 +64,30 @@ class PoolingPlan:
         """
         rows: Rows = np.frombuffer(data, np.float32)
         if self.task in TOKEN_TASKS:
-            rows = self._selected(rows.reshape(-1, self.width), token_ids)
+            rows = self._inner(rows.reshape(-1, self.width), token_ids)
         if self.chunks is not None:
             rows = chunk_means(rows, self.chunks.chunk_size)
         if self.dimensions:
             rows = rows[..., : self.dimensions]
         if self.normalize:
             rows = normalized(rows)
+        if self.flat:
+            rows = rows[:, 0]
         if self.activation != "none" or self.task in ("classify", "token_classify"):
             rows = self._scores(rows)
         result = np.ascontiguousarray(rows, np.float32)
         result.flags.writeable = False
         return result
+
+    def _inner(self, rows: Rows, token_ids: Sequence[int]) -> Rows:
+        """Rows without those of the ends of a text, and of other steps."""
+        own = token_ids[len(token_ids) - len(rows) :]
+        rows = self._selected(rows, token_ids)
+        if len(rows) != len(own):
+            return rows
+        begin = int(len(own) == len(token_ids) and own[0] == self.first)
+        end = len(own) - int(own[-1] == self.last)
+        return rows[begin : max(begin, end)]
 
     def _selected(self, rows: Rows, token_ids: Sequence[int]) -> Rows:
         if self.step_tag_id is not None:
@@ -106,10 +124,16 @@ def _log1p_relu(values: Rows) -> Rows:
     return results
 
 
+def _relu(values: Rows) -> Rows:
+    results: Rows = np.maximum(values, 0.0)
+    return results
+
+
 ACTIVATIONS: dict[str, Callable[[Rows], Rows]] = {
     "none": lambda values: values,
     "sigmoid": _sigmoid,
     "softmax": _softmax,
+    "relu": _relu,
     "log1p_relu": _log1p_relu,
     "log1p_log1p_relu": lambda values: _log1p_relu(_log1p_relu(values)),
 }

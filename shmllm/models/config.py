@@ -80,8 +80,7 @@ class ModelConfig:
         first_position: the row of that table for a request's first token.
         num_token_types: the length of the table of token types' embeddings; 0: there is none.
         num_task_types: the same of tasks; the embedding of the first is added to all tokens.
-        embedding_size: the width of embeddings, whose norm a projection to hidden states reads;
-            None: that of hidden states, and there is no projection.
+        embedding_size: the width of embeddings that are projected; None: that of hidden states.
         embedding_norm: whether the embeddings have a norm.
         final_norm: whether the result of the last layer has a norm.
         lm_head: whether the model has an LM head, and so can generate.
@@ -107,8 +106,8 @@ class ModelConfig:
         kept_levels: behind how many layers the residual stream is kept for such a model.
         weights_of: for each layer the one whose weights it has, itself or an earlier one; empty:
             each layer has its own.
-        skipped_prefixes: the prefixes of names of tensors that a checkpoint may have although the
-            model lacks them.
+        skipped_prefixes: those of names of tensors in checkpoints that the model lacks.
+        extra_files: the names of files beside the checkpoint, which begin those of their tensors.
         task_adapters: the adapters that its checkpoint has for tasks.
         vision: what the model computes of images; None: it sees none, and a tower that its
             checkpoint may have is not loaded.
@@ -156,6 +155,7 @@ class ModelConfig:
     kept_levels: tuple[int, ...] = ()
     weights_of: tuple[int, ...] = ()
     skipped_prefixes: tuple[str, ...] = ()
+    extra_files: tuple[str, ...] = ()
     task_adapters: TaskAdapters | None = None
     vision: VisionSpec | None = None
     audio: AudioSpec | None = None

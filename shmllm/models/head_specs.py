@@ -12,8 +12,8 @@ from typing import Literal
 from shmllm.models.specs import NormSpec
 
 HeadActivation = Literal["none", "tanh", "gelu", "gelu_tanh", "relu", "silu", "sigmoid"]
-ScoreActivation = Literal["none", "sigmoid", "softmax", "log1p_relu", "log1p_log1p_relu"]
-HeadKind = Literal["projection", "classifier", "sparse"]
+ScoreActivation = Literal["none", "sigmoid", "softmax", "relu", "log1p_relu", "log1p_log1p_relu"]
+HeadKind = Literal["projection", "classifier", "sparse", "multi"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class DenseSpec:
             and `outputs` is 1, it is the second minus the first, so that the sigmoid of the result
             is the softmax of the two logits. Empty: a checkpoint has the weight itself.
         tied: whether the weight is the table of embeddings.
+        parts: the names and widths of several projections of which this is made, side by side;
+            empty: it is one.
     """
 
     name: str
@@ -39,6 +41,7 @@ class DenseSpec:
     activation: HeadActivation = "none"
     tokens: tuple[int, ...] = ()
     tied: bool = False
+    parts: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +65,12 @@ class HeadSpec:
 
     Attributes:
         kind: "projection": its results are embeddings; "classifier": logits; "sparse": a logit for
-            each token of the vocabulary, the largest of which over a text make a sparse vector.
+            each token of the vocabulary, the largest of which over a text make a sparse vector;
+            "multi": an embedding of a token and, behind it, the token's weight.
         steps: its parts, in their order.
         labels: the names of the classes, by index.
-        activation: what makes scores of logits, or a sparse vector of the largest.
+        activation: what makes scores of logits, a sparse vector of the largest, or weights of
+            tokens.
         precedes_means: whether a mean is one of its results for each token, and not its result for
             the mean of hidden states.
     """

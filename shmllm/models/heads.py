@@ -41,7 +41,7 @@ class Head:
         self._vocab_size = vocab_size
         exact = storage.exact()
         self.steps: list[Linear | Norm] = [
-            Linear(step.inputs, [step.outputs], step.bias, exact)
+            Linear(step.inputs, widths_of(step), step.bias, exact)
             if isinstance(step, DenseSpec)
             else Norm(step.width, step.norm, exact)
             for step in spec.steps
@@ -74,6 +74,14 @@ class Head:
             elif isinstance(spec, DenseSpec) and spec.tied:
                 own = step.named_weights(spec.name)
                 weights |= {lm_head: own.pop(f"{spec.name}.weight"), **own}
+            elif isinstance(spec, DenseSpec) and spec.parts:
+                assert isinstance(step, Linear), "a projection has its spec"
+                weights |= step.named_weights(*(name for name, _ in spec.parts))
             else:
                 weights |= step.named_weights(spec.name)
         return weights
+
+
+def widths_of(spec: DenseSpec) -> list[int]:
+    """Returns the widths of the projections that lie side by side."""
+    return [width for _, width in spec.parts] or [spec.outputs]

@@ -23,6 +23,7 @@ ARCHITECTURES: dict[str, str] = {
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",
+    "BgeM3EmbeddingModel": "bge_m3",
     "CamembertModel": "roberta",
     "ColBERTJinaRobertaModel": "colbert",
     "ColBERTLfm2Model": "lfm2",

@@ -155,6 +155,7 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     if (adapters := model.config.task_adapters) is not None:
         files = [AdaptedFile(file, adapters) for file in files]
     files = [*files, *_projections(directory, destinations)]
+    files += [_extra_file(directory, name) for name in model.config.extra_files]
     shards = [_read_header(file, destinations, model.destination_name) for file in files]
     _check_complete(model, shards, directory)
     try:
@@ -255,6 +256,17 @@ def _projections(directory: Path, destinations: NamedWeights) -> list[Checkpoint
         for dense in (() if files is None else files.dense)
         if f"{dense.prefix}.linear.weight" in destinations
     ]
+
+
+def _extra_file(directory: Path, name: str) -> CheckpointFile:
+    """One of `ModelConfig.extra_files`."""
+    path = directory / f"{name}.safetensors"
+    if not path.is_file():
+        raise EngineStartError(
+            f"{directory} has no {path.name}: docs/pooling.md says how to write it of {name}.pt, "
+            "which can run code when it is read"
+        )
+    return SafetensorsFile(path, f"{name}.")
 
 
 def _read_header(

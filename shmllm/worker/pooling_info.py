@@ -27,6 +27,9 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
     tasks: tuple[PoolingTask, ...] = ("embed", "token_embed")
     if is_classifier:
         tasks = "classify", "token_classify"
+    is_multi = head is not None and head.kind == "multi"
+    if is_multi:
+        tasks = (*tasks, "token_classify")
     if use.runner == "generate":
         tasks = ()
     return PoolingInfo(
@@ -34,7 +37,9 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
         task=_default_task(config, tasks, files),
         pooling_type=config.pooling,
         normalize=config.normalizes,
-        embedding_size=config.hidden_size if head is None or is_classifier else head.width,
+        embedding_size=config.hidden_size
+        if head is None or is_classifier or is_multi
+        else head.width,
         head="" if head is None else head.kind,
         activation="none" if head is None else head.activation,
         labels=() if head is None else head.labels,
@@ -53,6 +58,7 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
         separates_pairs=fields.flag(
             "use_sep_token", not fields.values.get("classifier_from_token")
         ),
+        ends=_ends(fields) if is_multi else (),
     )
 
 
@@ -63,6 +69,14 @@ def _default_task(
     if "classify" in tasks:
         return "token_classify" if per_token else "classify"
     return "token_embed" if files.task == "token_embed" else "embed"
+
+
+def _ends(fields: Fields) -> tuple[int, ...]:
+    """Returns the tokens that begin and end a text, by transformers' defaults of XLM-RoBERTa."""
+    return tuple(
+        fields.integer(name, default, minimum=0)
+        for name, default in (("bos_token_id", 0), ("eos_token_id", 2))
+    )
 
 
 def _dimensions(fields: Fields) -> tuple[int, ...]:

@@ -1142,7 +1142,8 @@ SAME_MODULE = {"ministral": "mistral"}
 """Families of transformers that are one here."""
 PUBLISHED = {
     *("Contriever", "DPRContextEncoder", "DPRQuestionEncoder", "HF_ColBERT"),
-    *("GteNewModel", "NewModel", "VoyageQwen3BidirectionalEmbedModel"),
+    *("GteNewModel", "NewModel", "VoyageQwen3BidirectionalEmbedModel", "BgeM3EmbeddingModel"),
+    *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),
 }
 """Encoders under names that transformers has not, or without a suffix."""
 

@@ -44,7 +44,8 @@ IN_FILES = {
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
     *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel"),
     *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "Step3p5ForCausalLM"),
-    *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel"),
+    *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel", "BgeM3EmbeddingModel"),
+    *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
