@@ -159,6 +159,26 @@ class OrderedRows(Arranged):
         return values
 
 
+class AlternatedHalves(Arranged):
+    """A destination [..., columns] whose columns a checkpoint's tensor has in another order: its
+    first half, then its second half, where those of the destination take turns."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.own.shape)
+
+    def of(self, own: Any) -> AlternatedHalves:
+        return AlternatedHalves(own)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        halves: Tensor = values.unflatten(-1, (2, -1))
+        return halves.transpose(-1, -2).flatten(-2)
+
+    def clone(self) -> Tensor:
+        pairs: Tensor = self.own.clone().unflatten(-1, (-1, 2))
+        return pairs.transpose(-1, -2).flatten(-2)
+
+
 class SpreadColumns(Arranged):
     """A destination [rows, width] as what a checkpoint has as [columns, rows]: each of its columns
     is one of those.

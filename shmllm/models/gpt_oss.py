@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -22,7 +23,7 @@ from shmllm.models.readers import (
     with_windows,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
+from shmllm.models.specs import LayerSpec, MoESpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
@@ -36,32 +37,13 @@ ROPE = {
     "original_max_position_embeddings": 4096,
 }
 """The rotation of a file that has no parameters of one."""
-SWIGLU_LIMIT = 7.0
-"""The bound of gates and ups that the kernels know."""
+_CLAMPED = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}
+"""The bound of gates and ups, and the factor of gates in the sigmoid, that the kernels know."""
 
 
 def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 131072)
-    bias = fields.flag("attention_bias", True)
-    attention = read_attention(fields, num_kv_heads=8, head_dim=64, bias=bias, output_bias=bias)
-    of_rope = fields
-    if fields.values.get("rope_parameters") is None and fields.values.get("rope_scaling") is None:
-        of_rope = Fields({**fields.values, "rope_scaling": ROPE}, fields.where)
-    rope = RopeConfig.from_fields(of_rope, positions, attention.head_dim, theta=150000.0)
-    attention = replace(attention, rope=rope, sinks=True)
-    limit = fields.number("swiglu_limit", SWIGLU_LIMIT)
-    if limit != SWIGLU_LIMIT:
-        raise fields.error(f"swiglu_limit {limit:g} is not supported; supported: {SWIGLU_LIMIT:g}")
-    experts = read_experts(fields, fields.integer("intermediate_size"), num_experts=128, top_k=4)
-    experts = replace(
-        experts,
-        activation="gpt_oss",
-        scoring="softmax_of_top",
-        router_bias=True,
-        bias=True,
-        whole=True,
-        transposed=True,
-    )
+    attention, experts = read_sinks(fields, positions), read_clamped_experts(fields)
     num_layers = read_num_layers(fields)
     types = read_layer_types(fields, num_layers)
     if types is None:
@@ -70,6 +52,34 @@ def configure(fields: Fields) -> ModelConfig:
     layer = LayerSpec(mixer=attention, mlp=experts)
     model = read_model(fields, with_windows(layer, windows), positions)
     return replace(model, norm=read_norm(fields, default=1e-5))
+
+
+def read_sinks(fields: Fields, positions: int) -> AttentionSpec:
+    """Returns an attention with sinks over all positions, and its rotation."""
+    bias = fields.flag("attention_bias", True)
+    attention = read_attention(fields, num_kv_heads=8, head_dim=64, bias=bias, output_bias=bias)
+    of_rope = fields
+    if fields.values.get("rope_parameters") is None and fields.values.get("rope_scaling") is None:
+        of_rope = Fields({**fields.values, "rope_scaling": ROPE}, fields.where)
+    rope = RopeConfig.from_fields(of_rope, positions, attention.head_dim, theta=150000.0)
+    return replace(attention, rope=rope, sinks=True)
+
+
+def read_clamped_experts(fields: Fields) -> MoESpec:
+    """Returns experts whose gates and ups have bounds."""
+    for name, known in _CLAMPED.items():
+        if (number := fields.number(name, known)) != known:
+            raise fields.error(f"{name} {number:g} is not supported; supported: {known:g}")
+    experts = read_experts(fields, fields.integer("intermediate_size"), num_experts=128, top_k=4)
+    return replace(
+        experts,
+        activation="gpt_oss",
+        scoring="softmax_of_top",
+        router_bias=True,
+        bias=True,
+        whole=True,
+        transposed=True,
+    )
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

@@ -156,6 +156,7 @@ ARCHITECTURES: dict[str, str] = {
     "OlmoHybridForCausalLM": "olmo_hybrid",
     "OlmoForCausalLM": "olmo",
     "OlmoeForCausalLM": "olmoe",
+    "OpenAIPrivacyFilterModel": "openai_privacy_filter",
     "OPTForCausalLM": "opt",
     "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
     "Phi3ForCausalLM": "phi3",

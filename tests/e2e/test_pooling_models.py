@@ -120,6 +120,20 @@ def test_distances_beyond_the_last_bucket(tmp_path: Path) -> None:
     assert_vectors_close(ours, wanted, TOLERANCE)
 
 
+@pytest.mark.filterwarnings("ignore")  # transformers' about the rotation
+@pytest.mark.parametrize("labels", [33, slow(3)])
+def test_the_privacy_filter(labels: int, tmp_path: Path) -> None:
+    name, fields = "ForTokenClassification", {"num_labels": labels}
+    model = make_pooling_model("privacy_filter", name, tmp_path, **fields)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        info = llm.front_end.info.pooling
+        assert (info.task, len(info.labels)) == ("token_classify", labels)
+        assert info.labels[:2] == ("O", "B-account_number") or labels != 33
+        assert_vectors_close(pool(llm, PROMPTS, LOGITS), logits_of(model), TOLERANCE)
+        llm.update_weights(list(model.named_parameters()))
+        assert_vectors_close(pool(llm, PROMPTS, LOGITS), logits_of(model), TOLERANCE)
+
+
 RELATIONS: dict[str, dict[str, Any]] = {
     "as published": {"position_buckets": 256, "max_position_embeddings": 512},
     "own projections": {"share_att_key": False},

@@ -81,6 +81,12 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", DECODER | {"sliding_window": 24}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3", DECODER),
+    "privacy_filter": (
+        "OpenAIPrivacyFilter",
+        DECODER
+        | {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 9}
+        | {"intermediate_size": 32, "pad_token_id": 1, "eos_token_id": 1},
+    ),
     "gpt2": ("GPT2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128}),
 }
 """For each name, the name of transformers' configuration class, and what differs from SHAPE."""

@@ -73,6 +73,20 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     assert (config.lm_head, config.head, config.pooling) == (False, None, "CLS")
 
 
+def test_absent_fields_of_the_privacy_filter(tmp_path: Path) -> None:
+    name = "OpenAIPrivacyFilterForTokenClassification"
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    config = read_config(tmp_path, ModelUse())
+    expected = transformers.OpenAIPrivacyFilterConfig()
+    (attention,), (experts,) = set(config.attentions), config.mixtures
+    assert (config.hidden_size, config.num_layers) == (expected.hidden_size, 8)
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (14, 2, 64)
+    assert (attention.ahead, attention.window) == (expected.sliding_window, 129)
+    assert (experts.num_experts, experts.top_k, experts.inner) == (128, 4, 640)
+    assert config.head is not None
+    assert config.head.labels == tuple(expected.id2label.values())
+
+
 def test_absent_fields_of_eurobert(tmp_path: Path) -> None:
     config = read(tmp_path, "EuroBertModel", num_key_value_heads=None)
     expected = transformers.EuroBertConfig()
@@ -215,6 +229,9 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("DebertaV2Model", DEBERTA | {"position_buckets": 1024}, "position_buckets 1024 with max"),
         ("DebertaV2Model", {"max_position_embeddings": 2**30}, "must be an integer of at most"),
         ("DebertaV2ForSequenceClassification", {"pooler_hidden_size": 8}, "size 8 is not supp"),
+        ("OpenAIPrivacyFilterModel", {"swiglu_alpha": 1.0}, "swiglu_alpha 1 is not supported"),
+        ("OpenAIPrivacyFilterModel", {"swiglu_limit": 5.0}, "swiglu_limit 5 is not supported"),
+        ("OpenAIPrivacyFilterModel", {"sliding_window": 0}, "'sliding_window' must be an integer"),
         ("AlbertModel", {"inner_group_num": 2}, "inner_group_num 2 is not supported"),
         ("AlbertModel", {"num_hidden_groups": 5}, "num_hidden_groups 5 exceeds num_hidden_layers"),
         ("ErnieModel", {"task_type_vocab_size": 0}, "'task_type_vocab_size' must be an integer"),
