@@ -1,9 +1,11 @@
-"""What of a model depends on the length of its requests: the angles of longrope."""
+"""What of a model depends on the length of its requests: the angles of longrope, and for how many
+positions there are biases of queries and keys."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from shmllm.models.bias_specs import RelationBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec, MixerSpec
 
@@ -14,6 +16,8 @@ def for_length(config: ModelConfig, max_length: int) -> ModelConfig:
     def lengthened(mixer: MixerSpec) -> MixerSpec:
         if not isinstance(mixer, AttentionSpec | LatentAttentionSpec):
             return mixer
+        if isinstance(mixer, AttentionSpec) and isinstance(mixer.biases, RelationBiases):
+            return replace(mixer, biases=replace(mixer.biases, num_positions=max_length))
         rope = mixer.rope
         if rope is None or rope.type != "longrope":
             return mixer

@@ -12,8 +12,9 @@ import transformers
 from support.pooling_models import write_tokenizer
 
 from shmllm.errors import EngineStartError
-from shmllm.models.bias_specs import DistanceBiases
+from shmllm.models.bias_specs import DistanceBiases, RelationBiases
 from shmllm.models.config import ModelConfig
+from shmllm.models.lengths import for_length
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.specs import MLPSpec
@@ -71,6 +72,13 @@ def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> N
     if family in ("Albert", "Electra"):
         assert config.embedding_size == expected.embedding_size
     assert (config.lm_head, config.head, config.pooling) == (False, None, "CLS")
+
+
+def test_deberta_has_room_for_the_longest_request(tmp_path: Path) -> None:
+    config = read(tmp_path, "DebertaV2Model", **DEBERTA, position_buckets=16)
+    (biases,) = {each.biases for each in for_length(config, 60).attentions}
+    assert isinstance(biases, RelationBiases)
+    assert (biases.num_positions, biases.furthest) == (60, 512)
 
 
 def test_absent_fields_of_the_privacy_filter(tmp_path: Path) -> None:
