@@ -179,6 +179,25 @@ class AlternatedHalves(Arranged):
         return pairs.transpose(-1, -2).flatten(-2)
 
 
+class BeforeZeros(Arranged):
+    """A destination of rows or numbers of which a checkpoint has the first half; the second half
+    becomes 0."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.own.shape[0] // 2, *self.own.shape[1:]))
+
+    def of(self, own: Any) -> BeforeZeros:
+        return BeforeZeros(own)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        return torch.cat((values, torch.zeros_like(values)))
+
+    def clone(self) -> Tensor:
+        both: Tensor = self.own.clone()
+        return both[: len(both) // 2].clone()
+
+
 class SpreadColumns(Arranged):
     """A destination [rows, width] as what a checkpoint has as [columns, rows]: each of its columns
     is one of those.

@@ -46,6 +46,7 @@ class RelationBiases:
         of_queries: whether queries are multiplied by projections of embeddings to keys.
         of_keys: whether keys are multiplied by projections of embeddings to queries.
         shared: whether the projections of tokens are those of embeddings, too.
+        key_bias: whether a projection to keys of their own has a bias.
         normed: whether embeddings have a norm.
     """
 
@@ -55,6 +56,7 @@ class RelationBiases:
     of_queries: bool
     of_keys: bool
     shared: bool
+    key_bias: bool = True
     normed: bool
 
     @property

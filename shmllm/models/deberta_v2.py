@@ -37,7 +37,11 @@ _NAMES[".self_attn.pos_"] = ".attention.self.pos_"
 
 
 def configure(fields: Fields) -> ModelConfig:
-    fields = fields.with_absent(_DEFAULTS)
+    return read_related(fields.with_absent(_DEFAULTS))
+
+
+def read_related(fields: Fields) -> ModelConfig:
+    """Returns the configuration of either generation, whose own defaults the fields have."""
     fields.integer("max_position_embeddings", 512, maximum=MOST_BIASED_POSITIONS)
     _refuse_others(fields)
     model = read_encoder(fields)

@@ -59,6 +59,7 @@ ARCHITECTURES: dict[str, str] = {
     "DPRContextEncoder": "dpr",
     "DPRQuestionEncoder": "dpr",
     "DbrxForCausalLM": "dbrx",
+    "DebertaModel": "deberta",
     "DebertaV2Model": "deberta_v2",
     "DeciLMForCausalLM": "decilm",
     "DeepseekForCausalLM": "deepseek",

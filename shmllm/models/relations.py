@@ -27,7 +27,7 @@ class Relations:
         spec: as given.
         table: [rows, hidden] float32, the embeddings.
         norm: their norm, or None.
-        projection: their projections, side by side.
+        projections: their projections, each with the first of its columns.
         to_keys, to_queries: the first columns of those to keys and to queries; None: the attention
             needs none.
         rows: [distances] int32, the row of the table for each distance of a token from a key, from
@@ -46,14 +46,21 @@ class Relations:
         self.spec = spec
         self.table = storage.float32(spec.num_rows, hidden)
         self.norm = Norm(hidden, norm, storage) if spec.normed else None
-        width, self.projection = of_tokens.out_features[0], of_tokens
-        key, query = width, 0
+        width = of_tokens.out_features[0]
+        self.projections, key = [(of_tokens, 0)], width
+        self._named: dict[str, Linear] = {}
         if not spec.shared:
-            key, query = 0, width if spec.of_queries else 0
-            both = (spec.of_queries, spec.of_keys).count(True)
-            self.projection = Linear(hidden, [width] * both, True, storage)
+            needed = {"key": spec.of_queries, "query": spec.of_keys}
+            self._named = {
+                name: Linear(hidden, [width], name == "query" or spec.key_bias, storage)
+                for name in needed
+                if needed[name]
+            }
+            self.projections, key = [], 0
+            for name, linear in self._named.items():
+                self.projections.append((linear, 0 if name == "key" else width))
         self.to_keys = key if spec.of_queries else None
-        self.to_queries = query if spec.of_keys else None
+        self.to_queries = width - key if spec.of_keys else None
         rows = rows_of_distances(spec)
         self.rows = storage.constant(rows.to(torch.int32))
         self.counts = storage.constant(_counts(rows))
@@ -69,10 +76,8 @@ class Relations:
         }
         if self.norm is not None:
             weights |= self.norm.named_weights(f"{prefix}.rel_norm")
-        if not self.spec.shared:
-            needed = {"key": self.spec.of_queries, "query": self.spec.of_keys}
-            names = (f"{prefix}.pos_{name}_proj" for name in needed if needed[name])
-            weights |= self.projection.named_weights(*names)
+        for name, linear in self._named.items():
+            weights |= linear.named_weights(f"{prefix}.pos_{name}_proj")
         return weights
 
 

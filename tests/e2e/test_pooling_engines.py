@@ -36,6 +36,7 @@ TWO_RANKS = {"tensor_parallel_size": 2, "num_threads": 2}
 POOLINGS = {"modernbert": PoolingType.CLS, "bert": PoolingType.CLS, "qwen3": PoolingType.LAST}
 KINDS = list(POOLINGS)
 OTHERS = ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3", "deberta_v2"]
+OTHERS += ["deberta"]
 NARROW = ["albert", "electra_small"]
 
 
@@ -170,6 +171,7 @@ def test_an_adapter_of_a_classifier(
     heads += ["embeddings_project", "embedding_hidden_mapping_in"]  # nor projections of embeddings
     if model.config.model_type == "deberta-v2":
         heads += ["query_proj", "key_proj"]
+    heads += ["pos_proj", "pos_q_proj"]  # nor of distances
     shapes = {
         name: shape
         for name, shape in lora_adapters.linear_modules(model).items()

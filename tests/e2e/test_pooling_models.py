@@ -43,7 +43,7 @@ ALL = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False)
 LOGITS = Pooling(PoolingType.ALL, normalize=False, reads_prefix_cache=False, uses_head=True)
 ENCODERS = ["bert", "roberta", "xlm_roberta", "camembert", "distilbert", "modernbert"]
 ENCODERS += ["electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3"]
-ENCODERS += ["deberta_v2", "albert", "electra_small", "ernie"]
+ENCODERS += ["deberta", "deberta_v2", "albert", "electra_small", "ernie"]
 
 
 @one_thread()
@@ -141,6 +141,9 @@ RELATIONS: dict[str, dict[str, Any]] = {
     "of queries": {"share_att_key": False, "pos_att_type": ["c2p"]},
     "no ranges": {"position_buckets": -1, "max_relative_positions": 20, "pos_att_type": "c2p"},
     "positions": {"position_biased_input": True, "type_vocab_size": 2},
+    "version 1": {"kind": "deberta", "max_relative_positions": 20},
+    "version 1, of keys": {"kind": "deberta", "pos_att_type": ["p2c"]},
+    "version 1, none": {"kind": "deberta", "relative_attention": False},
     "none": {"relative_attention": False},
 }
 
@@ -148,7 +151,8 @@ RELATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fields", [*map(slow, RELATIONS.values())], ids=RELATIONS)
 @torch.inference_mode()
 def test_what_debertas_attention_knows_of_distances(fields: dict[str, Any], tmp_path: Path) -> None:
-    model = make_pooling_model("deberta_v2", "Model", tmp_path, **fields)
+    given = {"kind": "deberta_v2"} | fields
+    model = make_pooling_model(given.pop("kind"), "Model", tmp_path, **given)
     with LLM(str(tmp_path), **OPTIONS) as llm:
         prompts = pooling_prompts(model.config.max_position_embeddings)
         wanted = [model(torch.tensor([each])).last_hidden_state[0] for each in prompts]

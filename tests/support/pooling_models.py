@@ -57,6 +57,11 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie": ("Ernie", {"use_task_id": True}),
     "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "bos"}),
     "jina_bert": ("JinaBert", {"type_vocab_size": 2}),
+    "deberta": (
+        "Deberta",
+        {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+        | {"max_relative_positions": -1, "position_biased_input": False, "type_vocab_size": 0},
+    ),
     "deberta_v2": (
         "DebertaV2",
         {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 16}

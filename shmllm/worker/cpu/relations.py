@@ -112,6 +112,7 @@ class RelationOps:
         if relations.norm is not None:
             rows = buffers.embeddings
             record_norm(self._program, count, None, relations.table, relations.norm, rows)
-        projected = buffers.projected[:, : relations.projection.weight.shape[0]]
-        self._products.record(count, rows, relations.projection, projected)
-        return projected
+        for linear, column in relations.projections:
+            columns = buffers.projected[:, column : column + linear.weight.shape[0]]
+            self._products.record(count, rows, linear, columns)
+        return buffers.projected

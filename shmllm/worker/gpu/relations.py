@@ -86,8 +86,10 @@ class RelationOps:
         rows, width = buffers.embeddings.copy_(relations.table), spec.query_width
         if relations.norm is not None:
             self._norm(rows, relations.norm)
-        projected = buffers.projected[:, : relations.projection.weight.shape[0]]
-        self._products.linear(projected, rows, relations.projection)
+        projected = buffers.projected
+        for linear, column in relations.projections:
+            columns = projected[:, column : column + linear.weight.shape[0]]
+            self._products.linear(columns, rows, linear)
         to_keys, to_queries = (
             None if column is None else projected[:, column : column + width]
             for column in (relations.to_keys, relations.to_queries)

@@ -30,7 +30,7 @@ SIZES = {
     "sliding_window": 8,
 }
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "ModernBert", "MPNet", "Electra"]
-ENCODERS += ["DebertaV2", "Albert", "Ernie"]
+ENCODERS += ["Deberta", "DebertaV2", "Albert", "Ernie"]
 ROTARY = ["NomicBert", "Gte", "JinaEmbeddingsV3"]
 DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 NOMIC = {
@@ -226,6 +226,7 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("NewModel", {"rope_scaling": NTK | {"mixed_b": 0.6}}, "mixed_b 0.6 is not supported"),
         ("MPNetModel", {"relative_attention_num_buckets": 16}, "num_buckets 16 is not supported"),
         ("MPNetModel", {"max_position_embeddings": 2}, "max_position_embeddings must exceed 2"),
+        ("DebertaModel", {"talking_head": True}, "talking_head True is not supported"),
         ("DebertaV2Model", {"conv_kernel_size": 3}, "conv_kernel_size 3 is not supported"),
         ("DebertaV2Model", {"embedding_size": 32}, "embedding_size 32 is not supported"),
         ("DebertaV2Model", {"attention_head_size": 8}, "attention_head_size 8 is not supported"),
