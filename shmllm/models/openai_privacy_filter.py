@@ -37,6 +37,8 @@ _DEFAULTS: dict[str, Any] = {
 
 def configure(fields: Fields) -> ModelConfig:
     fields = fields.with_absent(_DEFAULTS)
+    if fields.values.get("sliding_window", 0) is None:
+        raise fields.error("sliding_window null is not supported")
     positions, ahead = read_positions(fields, 131_072), fields.integer("sliding_window", 128)
     attention = read_sinks(fields, positions)
     assert attention.rope is not None, "it has a rotation"

@@ -240,6 +240,7 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ("DebertaV2ForSequenceClassification", {"pooler_hidden_size": 8}, "size 8 is not supp"),
         ("OpenAIPrivacyFilterModel", {"swiglu_alpha": 1.0}, "swiglu_alpha 1 is not supported"),
         ("OpenAIPrivacyFilterModel", {"swiglu_limit": 5.0}, "swiglu_limit 5 is not supported"),
+        ("OpenAIPrivacyFilterModel", {"sliding_window": None}, "sliding_window null is not"),
         ("OpenAIPrivacyFilterModel", {"sliding_window": 0}, "'sliding_window' must be an integer"),
         ("AlbertModel", {"inner_group_num": 2}, "inner_group_num 2 is not supported"),
         ("AlbertModel", {"num_hidden_groups": 5}, "num_hidden_groups 5 exceeds num_hidden_layers"),
