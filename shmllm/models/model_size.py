@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from shmllm.models.mixer_specs import MixerSpec
-from shmllm.models.specs import FeedForwardSpec, PerLayerSpec
+from shmllm.models.specs import FeedForwardSpec
+from shmllm.models.stream_specs import PerLayerSpec
 
 
 class Sizes(Protocol):
