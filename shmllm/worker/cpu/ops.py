@@ -24,7 +24,6 @@ from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
 from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
-from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.altup import AltUpOps
@@ -32,6 +31,7 @@ from shmllm.worker.cpu.attention import AttentionOps, requests_of_groups
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.delta_net import DeltaNetOps
+from shmllm.worker.cpu.embeddings import record_lookup
 from shmllm.worker.cpu.experts import ExpertOps
 from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.inputs import CpuInputs
@@ -40,7 +40,7 @@ from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.mamba import MambaOps
 from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.per_layer import PerLayerOps
-from shmllm.worker.cpu.products import Products, kind_of, weights_of
+from shmllm.worker.cpu.products import Products, kind_of
 from shmllm.worker.cpu.relations import RelationOps
 from shmllm.worker.cpu.rope_tables import record_rope_tables
 from shmllm.worker.cpu.short_convolution import ShortConvolutionOps
@@ -52,8 +52,6 @@ from shmllm_kernels.cpu.norms import ADD, SCALE, SCALE_COLUMNS
 from shmllm_kernels.cpu.rows import (
     ACTIVATE,
     CLIP,
-    EMBED,
-    EMBED_PACKED,
     GATHER,
     PLACE,
     SCALE_AND_CAP,
@@ -190,23 +188,8 @@ class CpuOps:
             record_rope_tables(program, inputs, self._num_tokens, rope, buffers.angles[rope])
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
-        out, table = self._buffers.embeds, embedding.table
-        inputs, positions = self._inputs, embedding.positions
-        if positions is not None:
-            positions = positions[embedding.first_position :]
-        numbers, table_scales = weights_of(table)
-        rows = [inputs.token_ids.ctypes.data, numbers.data_ptr(), out.data_ptr(), table.shape[1]]
-        scales = [word_of_float(embedding.scale), word_of_float(embedding.embeds_scale)]
-        learned = [inputs.positions.ctypes.data, _address(positions)]
-        first = embedding.first_token
-        own = [first, first + table.shape[0]]
-        types = [inputs.token_types.ctypes.data, _address(embedding.token_types)]
-        types.append(_address(embedding.added))
-        operands, dtype = [*rows, *scales, *learned, *own, *types], kind_of(table)
-        if isinstance(table, QuantizedMatrix):
-            self._record("embed", EMBED_PACKED[table.kind, dtype], *operands, table_scales)
-        else:
-            self._record("embed", EMBED[dtype], *operands)
+        out = self._buffers.embeds
+        record_lookup(self._kernels, embedding, self._inputs, out)
         if self._meetings.are_needed:
             return self._meetings.copy(self._num_tokens, out, self._buffers.looked_up)
         return out
