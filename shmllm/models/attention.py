@@ -43,6 +43,7 @@ class Attention(AttentionHeads):
     Attributes:
         qkv_proj: the projections to queries, keys and values, and to gates. The rows of keys and
             of values are equal if the checkpoint has one projection for both.
+        output_norm: the norm of what `o_proj` reads, or None.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Attention(AttentionHeads):
         if lacks_some:  # the part of the keys, which no checkpoint has, stays 0
             self.qkv_proj.bias = storage.zeros(spec.in_width)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
+        self.output_norm = Norm(spec.width, config.norm, storage) if spec.output_norm else None
         if spec.qk_norm is not None:
             has_weight = config.norm.weight and spec.norms_have_weights
             norm = replace(config.norm, weight=has_weight, bias=False)
@@ -82,8 +84,9 @@ class Attention(AttentionHeads):
 
     @property
     def norms(self) -> tuple[Norm, ...]:
-        """The norms of queries and keys; empty if there are none."""
-        return tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
+        """The norms of queries, keys and what `o_proj` reads; empty if there are none."""
+        every = (self.q_norm, self.k_norm, self.output_norm)
+        return tuple(norm for norm in every if norm is not None)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
@@ -98,13 +101,15 @@ class Attention(AttentionHeads):
             for kind in ("weight", "bias") if self.spec.bias else ("weight",):
                 weights[f"{names['k']}.{kind}"] += weights.pop(f"{names['v']}.{kind}")
         weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
-        for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=False):
-            weights |= norm.named_weights(f"{prefix}.{name}")
+        named = {"q_norm": self.q_norm, "k_norm": self.k_norm, "attn_sub_norm": self.output_norm}
+        for name, norm in named.items():
+            if norm is not None:
+                weights |= norm.named_weights(f"{prefix}.{name}")
         if self.sinks is not None:
             weights[f"{prefix}.sinks"] = (self.sinks,)
         if self.biases is not None and isinstance(self.spec.biases, DistanceBiases):
-            named = named_biases(self.biases, self.spec.biases)
-            weights[f"{prefix}.relative_attention_bias.weight"] = (named,)
+            table = named_biases(self.biases, self.spec.biases)
+            weights[f"{prefix}.relative_attention_bias.weight"] = (table,)
         return weights
 
     def _with_gates(self, weights: NamedWeights, queries: str, gates: str) -> NamedWeights:

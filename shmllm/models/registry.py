@@ -22,6 +22,7 @@ ARCHITECTURES: dict[str, str] = {
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",
+    "BitNetForCausalLM": "bitnet",
     "CamembertModel": "roberta",
     "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",

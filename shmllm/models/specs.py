@@ -63,6 +63,7 @@ class MLPSpec:
         up_bias: whether those to gate and up have one, too.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:
             ``max(gate - cut, 0)`` takes the place of a gate; 0: they stay.
+        norm: the norm of what the last projection reads; None: there is none.
     """
 
     inner: int
@@ -71,6 +72,7 @@ class MLPSpec:
     bias: bool = False
     up_bias: bool = True
     sparsity: float = 0.0
+    norm: NormSpec | None = None
 
     @property
     def deviations(self) -> float:

@@ -217,6 +217,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "apertus": {},
     "arcee": {},
+    "bitnet": {},
     "decilm": {
         "block_configs": [
             {

@@ -162,6 +162,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "apertus": ("Apertus", {}),
     "arcee": ("Arcee", {}),
+    "bitnet": ("BitNet", {}),
     "exaone": ("Exaone", {}),
     "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
@@ -391,7 +392,7 @@ RECURRENT = (
 )
 """Those whose layers have states."""
 DENSE = (
-    *("apertus", "arcee", "cohere", "ernie4_5", "exaone", "exaone4", "glm", "internlm3"),
+    *("apertus", "arcee", "bitnet", "cohere", "ernie4_5", "exaone", "exaone4", "glm", "internlm3"),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat", "granite_swa"),
@@ -414,7 +415,7 @@ NOT_IN_GGUF = (
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
-    *("exaone", "internlm3", "laguna", "mimo_v2_flash"),
+    *("exaone", "internlm3", "laguna", "mimo_v2_flash", "bitnet"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")

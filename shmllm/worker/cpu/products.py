@@ -156,6 +156,7 @@ class Products:
         return (
             spec.gated
             and not spec.sparsity
+            and spec.norm is None
             and not others
             and mlp.gate_up_proj.bias is None
             and spec.inner % gated_tiles.WIDTH_STEP == 0

@@ -345,6 +345,8 @@ class GpuOps:
         is_apart = self._lora is not None or needs_whole_product(mlp)
         if is_apart or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
             activate_mlp(out, self.linear(x, mlp.gate_up_proj), mlp)
+        if mlp.norm is not None:
+            out = self.norm(out, mlp.norm)
         return self.linear(out, mlp.down_proj)
 
     def route(self, x: Tensor, moe: MoE) -> Routing:

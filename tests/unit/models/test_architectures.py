@@ -328,6 +328,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "granite-hybrid-all-experts": ("granite_moe_hybrid", GRANITE | {"num_experts_per_tok": 6}),
+    "bitnet": ("bitnet", {}),
+    "bitnet-biases": (
+        "bitnet",
+        {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": None}
+        | {"hidden_act": "silu", "rms_norm_eps": 0.1},
+    ),
     "nemotron-h": ("nemotron_h", NEMOTRON),
     "nemotron-h-experts": ("nemotron_h", NEMOTRON_EXPERTS),
     "nemotron-h-groups": (
@@ -1105,6 +1111,7 @@ BFLOAT16 = [
     "cohere2-moe-all-experts",
     "apertus",
     "arcee",
+    "bitnet",
     "decilm",
     "mimo",
     "minicpm",
