@@ -53,8 +53,8 @@ class Attention(AttentionHeads):
         if isinstance(spec.biases, DistanceBiases):
             self.biases = storage.float32(spec.num_heads, spec.biases.width)
         elif spec.biases is not None:
-            own = config.shard.find(spec.num_heads, spec.biases.num_heads)
-            self.biases = storage.constant(linear_biases(spec.biases, own))
+            of_layers, own = spec.biases, config.shard.find(spec.num_heads, spec.biases.num_heads)
+            self.biases = storage.constant((of_layers, own), lambda: linear_biases(of_layers, own))
         sizes = {"q": spec.query_width}
         if spec.source is None:
             sizes |= {"k": spec.key_width, "v": spec.value_width}

@@ -31,8 +31,9 @@ RENAMED_PREFIXES = {
     **{f"{name}.": "" for name in ("nomic_bert", "gte", "new")},
     **{
         f"{name}.": f"transformer.{name}."
-        for name in ("h", "wte", "wpe", "word_embeddings", "ln_f")
+        for name in ("h", "blocks", "wte", "wpe", "word_embeddings", "ln_f", "norm_f")
     },
+    "word_embeddings_layernorm.": "transformer.word_embeddings_layernorm.",
     **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm", "embed_in")},
     **{f"{name}.": f"model.{name}." for name in ("final_layer_norm", "final_layernorm")},
     **{

@@ -82,6 +82,8 @@ ARCHITECTURES = {
     "falcon": gguf.MODEL_ARCH.FALCON,
     "gpt_bigcode": gguf.MODEL_ARCH.STARCODER,
     "jais2": gguf.MODEL_ARCH.JAIS2,
+    "bloom": gguf.MODEL_ARCH.BLOOM,
+    "mpt": gguf.MODEL_ARCH.MPT,
     "minicpm3": gguf.MODEL_ARCH.MINICPM3,
 }
 PERMUTED = (
@@ -655,7 +657,15 @@ def _of_experts(name: str, values: Array, config: Any) -> Iterator[tuple[str, Ar
         yield f"{name}.weight" if name.endswith("experts.down_proj") else name, values
 
 
+def _of_bloom(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter takes the names of the bare model."""
+    if "query_key_value" in name:
+        values = _all_queries_first(values, config)
+    yield name.removeprefix("transformer."), values
+
+
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
+    "bloom": _of_bloom,
     "gpt_oss": _of_gpt_oss,
     **dict.fromkeys(("bailing_moe_v2", "mimo_v2_flash"), _of_experts),
     "gemma3n_text": _of_gemma3n,

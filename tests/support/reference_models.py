@@ -163,6 +163,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("Apertus", {}),
     "arcee": ("Arcee", {}),
     "bitnet": ("BitNet", {}),
+    "bloom": ("Bloom", {"intermediate_size": 256}),
+    "mpt": ("Mpt", {"max_seq_len": 512, "intermediate_size": 256}),
     "exaone": ("Exaone", {}),
     "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
@@ -392,7 +394,19 @@ RECURRENT = (
 )
 """Those whose layers have states."""
 DENSE = (
-    *("apertus", "arcee", "bitnet", "cohere", "ernie4_5", "exaone", "exaone4", "glm", "internlm3"),
+    *(
+        "apertus",
+        "arcee",
+        "bitnet",
+        "bloom",
+        "mpt",
+        "cohere",
+        "ernie4_5",
+        "exaone",
+        "exaone4",
+        "glm",
+        "internlm3",
+    ),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat", "granite_swa"),

@@ -334,6 +334,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": None}
         | {"hidden_act": "silu", "rms_norm_eps": 0.1},
     ),
+    "bloom": ("bloom", {}),
+    "bloom-untied": ("bloom", {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1}),
+    "mpt": ("mpt", {"n_heads": 6}),
+    "mpt-bounds": (
+        "mpt",
+        {"tie_word_embeddings": False, "n_heads": 4, "layer_norm_epsilon": 0.1}
+        | {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}},
+    ),
     "nemotron-h": ("nemotron_h", NEMOTRON),
     "nemotron-h-experts": ("nemotron_h", NEMOTRON_EXPERTS),
     "nemotron-h-groups": (
@@ -1112,6 +1120,8 @@ BFLOAT16 = [
     "apertus",
     "arcee",
     "bitnet",
+    "bloom",
+    "mpt",
     "decilm",
     "mimo",
     "minicpm",

@@ -46,6 +46,8 @@ OF_DEEPSEEK = (
 OTHERS = (
     "bailing_moe_v2",
     "bitnet",
+    "bloom",
+    "mpt",
     "deepseek",
     "dbrx",
     "decilm",
