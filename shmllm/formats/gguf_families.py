@@ -52,6 +52,14 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         is_permuted=True,
         also=("MistralForCausalLM",),
     ),
+    ("internlm2", False): GgufFamily(
+        title="InternLM 2",
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        modules=DENSE,
+        is_permuted=True,
+        is_written=False,
+    ),
     ("qwen2", False): GgufFamily(
         title="Qwen 2",
         architecture="Qwen2ForCausalLM",

@@ -218,6 +218,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "apertus": {},
     "arcee": {},
     "bitnet": {},
+    "internlm2": {},
     "bloom": {},
     "mpt": {"max_seq_len": 64, "attn_config": {"clip_qkv": 0.5}},
     "decilm": {

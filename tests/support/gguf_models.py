@@ -83,11 +83,12 @@ ARCHITECTURES = {
     "gpt_bigcode": gguf.MODEL_ARCH.STARCODER,
     "jais2": gguf.MODEL_ARCH.JAIS2,
     "bloom": gguf.MODEL_ARCH.BLOOM,
+    "internlm2": gguf.MODEL_ARCH.INTERNLM2,
     "mpt": gguf.MODEL_ARCH.MPT,
     "minicpm3": gguf.MODEL_ARCH.MINICPM3,
 }
 PERMUTED = (
-    *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
+    *("llama", "internlm2", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
     *("deepseek", "granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
 )
 _UNROUNDED = (

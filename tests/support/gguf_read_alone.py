@@ -89,6 +89,7 @@ _NEMOTRON: Options = {
     "head_dim": 16,
 }
 READ_ALONE: dict[str, tuple[str, Options]] = {
+    "internlm2": ("internlm2", {"bias": False}),
     "mimo v2 flash": ("mimo_v2_flash", _MIMO),
     "mimo v2 flash without a factor": (
         "mimo_v2_flash",

@@ -10,6 +10,7 @@ import torch
 from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
+from support.remote_decoders import InternLM2Config
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
 from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
 from torch import Tensor
@@ -147,6 +148,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "arcee": ArceeConfig,
     "bailing_moe_v2": BailingMoeV2Config,
     "exaone": ExaoneConfig,
+    "internlm2": InternLM2Config,
     "internlm3": InternLM3Config,
     "iquestcoder": IQuestCoderConfig,
     "bamba": BambaConfig,

@@ -14,6 +14,7 @@ import torch
 import transformers
 from support.auto_model import model_of
 from support.one_thread import one_thread
+from support.remote_decoders import InternLM2Config
 from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
 from support.scoring import choices
 from support.variants import diagonal, slow
@@ -166,6 +167,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("Bloom", {"intermediate_size": 256}),
     "mpt": ("Mpt", {"max_seq_len": 512, "intermediate_size": 256}),
     "exaone": ("Exaone", {}),
+    "internlm2": ("InternLM2", {"bias": False}),
     "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
     "hyperclovax": (
@@ -398,6 +400,7 @@ DENSE = (
         "apertus",
         "arcee",
         "bitnet",
+        "internlm2",
         "bloom",
         "mpt",
         "cohere",
@@ -429,7 +432,7 @@ NOT_IN_GGUF = (
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
-    *("exaone", "internlm3", "laguna", "mimo_v2_flash", "bitnet"),
+    *("exaone", "internlm3", "laguna", "mimo_v2_flash", "bitnet", "internlm2"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
@@ -527,7 +530,7 @@ def draw_weights(model: Any) -> None:
                 buffer.normal_(0.0, 0.2)
 
 
-OTHERS = {each.__name__: each for each in (BailingMoeV2Config, DeepseekConfig)}
+OTHERS = {each.__name__: each for each in (BailingMoeV2Config, DeepseekConfig, InternLM2Config)}
 """The configurations that transformers lacks."""
 
 

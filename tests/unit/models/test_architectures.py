@@ -335,6 +335,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hidden_act": "silu", "rms_norm_eps": 0.1},
     ),
     "bloom": ("bloom", {}),
+    "internlm2": ("internlm2", {"bias": False}),
+    "internlm2-biases": (
+        "internlm2",
+        {"num_key_value_heads": None, "tie_word_embeddings": True}
+        | {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}},
+    ),
     "bloom-untied": ("bloom", {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1}),
     "mpt": ("mpt", {"n_heads": 6}),
     "mpt-bounds": (
@@ -1122,6 +1128,7 @@ BFLOAT16 = [
     "bitnet",
     "bloom",
     "mpt",
+    "internlm2",
     "decilm",
     "mimo",
     "minicpm",

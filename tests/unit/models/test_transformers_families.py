@@ -42,7 +42,13 @@ SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
 IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
-    *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel", "MPTForCausalLM"),
+    *(
+        "BailingMoeV2ForCausalLM",
+        "DeepseekForCausalLM",
+        "GteNewModel",
+        "MPTForCausalLM",
+        "InternLM2ForCausalLM",
+    ),
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel"),
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
