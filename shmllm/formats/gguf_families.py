@@ -60,6 +60,12 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         is_permuted=True,
         is_written=False,
     ),
+    ("orion", False): GgufFamily(
+        title="Orion",
+        architecture="OrionForCausalLM",
+        model_type="orion",
+        modules=DENSE,
+    ),
     ("qwen2", False): GgufFamily(
         title="Qwen 2",
         architecture="Qwen2ForCausalLM",

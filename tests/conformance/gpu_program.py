@@ -219,6 +219,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "arcee": {},
     "bitnet": {},
     "internlm2": {},
+    "orion": {},
+    "baichuan": {"model_max_length": 64},
     "bloom": {},
     "mpt": {"max_seq_len": 64, "attn_config": {"clip_qkv": 0.5}},
     "decilm": {

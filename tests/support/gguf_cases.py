@@ -277,6 +277,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     "starcoder with keys of each head": ("gpt_bigcode", {"multi_query": False}, None),
     "jais2": ("jais2", {}, None),
     "bloom": ("bloom", {}, None),
+    "orion": ("orion", {}, None),
     "mpt": ("mpt", {"n_heads": 6, "attn_config": {"clip_qkv": 0.5}}, None),
     "minicpm3": (
         "minicpm3",

@@ -83,6 +83,7 @@ ARCHITECTURES = {
     "gpt_bigcode": gguf.MODEL_ARCH.STARCODER,
     "jais2": gguf.MODEL_ARCH.JAIS2,
     "bloom": gguf.MODEL_ARCH.BLOOM,
+    "orion": gguf.MODEL_ARCH.ORION,
     "internlm2": gguf.MODEL_ARCH.INTERNLM2,
     "mpt": gguf.MODEL_ARCH.MPT,
     "minicpm3": gguf.MODEL_ARCH.MINICPM3,

@@ -83,5 +83,6 @@ _LAYER_NORM_EPS = {
         ("cohere", "cohere2", "gpt_neox", "phi", "stablelm", "jais2"), "layer_norm_eps"
     ),
     "nemotron": "norm_eps",
+    "orion": "rms_norm_eps",
     "starcoder2": "norm_epsilon",
 }

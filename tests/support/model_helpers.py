@@ -10,7 +10,7 @@ import torch
 from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
-from support.remote_decoders import InternLM2Config
+from support.remote_decoders import BaichuanConfig, InternLM2Config, OrionConfig
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
 from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
 from torch import Tensor
@@ -146,6 +146,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "afmoe": AfmoeConfig,
     "apertus": ApertusConfig,
     "arcee": ArceeConfig,
+    "baichuan": BaichuanConfig,
     "bailing_moe_v2": BailingMoeV2Config,
     "exaone": ExaoneConfig,
     "internlm2": InternLM2Config,
@@ -230,6 +231,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "olmo2": Olmo2Config,
     "olmo3": Olmo3Config,
     "opt": OPTConfig,
+    "orion": OrionConfig,
     "phi": PhiConfig,
     "phimoe": PhimoeConfig,
     "phi3": Phi3Config,

@@ -14,7 +14,7 @@ import torch
 import transformers
 from support.auto_model import model_of
 from support.one_thread import one_thread
-from support.remote_decoders import InternLM2Config
+from support.remote_decoders import BaichuanConfig, InternLM2Config, OrionConfig
 from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
 from support.scoring import choices
 from support.variants import diagonal, slow
@@ -168,6 +168,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("Mpt", {"max_seq_len": 512, "intermediate_size": 256}),
     "exaone": ("Exaone", {}),
     "internlm2": ("InternLM2", {"bias": False}),
+    "orion": ("Orion", {}),
+    "baichuan": ("Baichuan", {"num_key_value_heads": 4}),
+    "baichuan_13b": ("Baichuan", {"num_key_value_heads": 4, "model_max_length": 512}),
     "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
     "hyperclovax": (
@@ -401,6 +404,9 @@ DENSE = (
         "arcee",
         "bitnet",
         "internlm2",
+        "orion",
+        "baichuan",
+        "baichuan_13b",
         "bloom",
         "mpt",
         "cohere",
@@ -433,6 +439,7 @@ NOT_IN_GGUF = (
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "bitnet", "internlm2"),
+    *("baichuan", "baichuan_13b"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
@@ -530,7 +537,10 @@ def draw_weights(model: Any) -> None:
                 buffer.normal_(0.0, 0.2)
 
 
-OTHERS = {each.__name__: each for each in (BailingMoeV2Config, DeepseekConfig, InternLM2Config)}
+OTHERS = {
+    each.__name__: each
+    for each in (BailingMoeV2Config, DeepseekConfig, InternLM2Config, OrionConfig, BaichuanConfig)
+}
 """The configurations that transformers lacks."""
 
 

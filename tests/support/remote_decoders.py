@@ -3,6 +3,8 @@ transformers under other names. Their repositories bring code of their own."""
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from shmllm.models import baichuan
 from shmllm.models.weight_names import renamed
 
 
@@ -71,6 +74,97 @@ class InternLM2ForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         write(self, directory, as_internlm2(self.state_dict(), groups))
 
 
-for _config, _model in ((InternLM2Config, InternLM2ForCausalLM),):
+class OrionConfig(LlamaConfig):  # type: ignore[misc]
+    model_type = "orion"
+
+    max_position_embeddings: int = 4096
+    rms_norm_eps: float = 1e-5
+
+
+class OrionForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+    config_class = OrionConfig
+
+    def __init__(self, config: OrionConfig) -> None:
+        super().__init__(config)
+        for module in (self.model, *self.model.layers):
+            for name in [name for name, _ in module.named_children()]:
+                if name.endswith("norm"):
+                    norm = torch.nn.LayerNorm(config.hidden_size, eps=config.rms_norm_eps)
+                    setattr(module, name, norm)
+
+
+class BaichuanConfig(LlamaConfig):  # type: ignore[misc]
+    """With `model_max_length` and without a number of positions it is one of 13B."""
+
+    model_type = "baichuan"
+
+    model_max_length: int | None = None
+    num_key_value_heads: int | None = None
+
+
+class UnitHead(torch.nn.Linear):
+    """A projection by rows of length 1."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return torch.nn.functional.linear(states, torch.nn.functional.normalize(self.weight))
+
+
+class NoRotation(torch.nn.Module):
+    def forward(self, states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return states.new_ones(1, 1, 1), states.new_zeros(1, 1, 1)
+
+
+class BaichuanForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+    config_class = BaichuanConfig
+
+    def __init__(self, config: BaichuanConfig) -> None:
+        config.num_key_value_heads = config.num_attention_heads
+        super().__init__(config)
+        if config.model_max_length is not None:
+            self.model.rotary_emb = NoRotation()
+        if config.vocab_size == baichuan.VOCABULARY_OF_2:
+            self.lm_head = UnitHead(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, input_ids: Tensor | None = None, **options: Any) -> Any:
+        if self.config.model_max_length is not None and input_ids is not None:
+            places = torch.arange(input_ids.shape[1])
+            distances = places[None] - places[:, None]
+            biases = slopes(self.config.num_attention_heads)[:, None, None] * distances
+            mask = biases.masked_fill(distances > 0, torch.finfo(torch.float32).min)
+            options["attention_mask"] = mask[None].to(self.dtype)
+        return super().forward(input_ids, **options)
+
+    def save_pretrained(self, directory: Path, **_: Any) -> None:
+        """Writes the names and fields that the family's files have."""
+        tensors, found = self.state_dict(), {}
+        for name, tensor in tensors.items():
+            prefix, projection, kind = name.partition(".self_attn.q_proj.")
+            if projection:
+                parts = [tensors[f"{prefix}.self_attn.{each}_proj.{kind}"] for each in "qkv"]
+                found[f"{prefix}.self_attn.W_pack.{kind}"] = torch.cat(parts)
+            elif not name.partition(".self_attn.")[2].startswith(("k_proj", "v_proj")):
+                found[name] = tensor
+        write(self, directory, found)
+        if self.config.model_max_length is not None:
+            path = Path(directory) / "config.json"
+            config = json.loads(path.read_text())
+            del config["max_position_embeddings"]
+            path.write_text(json.dumps(config))
+
+
+def slopes(num_heads: int) -> Tensor:
+    """The factors of heads (Press et al., 2022): of others than powers of two those of the power
+    below, and every second one of the power above."""
+    whole = 2 ** int(math.log2(num_heads))
+    found = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    found += [2 ** (-4 * (head + 1) / whole) for head in range(0, 2 * (num_heads - whole), 2)]
+    return torch.tensor(found)
+
+
+for _config, _model in (
+    (InternLM2Config, InternLM2ForCausalLM),
+    (OrionConfig, OrionForCausalLM),
+    (BaichuanConfig, BaichuanForCausalLM),
+):
     AutoConfig.register(_config.model_type, _config)
     AutoModelForCausalLM.register(_config, _model)

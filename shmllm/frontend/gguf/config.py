@@ -33,6 +33,7 @@ _LAYER_NORM_EPS = {
     ),
     **dict.fromkeys(("gpt2", "gpt_bigcode", "falcon", "bloom", "mpt"), "layer_norm_epsilon"),
     "nemotron": "norm_eps",
+    "orion": "rms_norm_eps",
     "olmo": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
 }

@@ -336,6 +336,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bloom": ("bloom", {}),
     "internlm2": ("internlm2", {"bias": False}),
+    "orion": ("orion", {}),
+    "orion-tied": ("orion", {"tie_word_embeddings": True, "rms_norm_eps": 0.1}),
+    "baichuan": ("baichuan", {}),
+    "baichuan-biases": ("baichuan", {"model_max_length": 64}),
     "internlm2-biases": (
         "internlm2",
         {"num_key_value_heads": None, "tie_word_embeddings": True}
@@ -1129,6 +1133,8 @@ BFLOAT16 = [
     "bloom",
     "mpt",
     "internlm2",
+    "orion",
+    "baichuan",
     "decilm",
     "mimo",
     "minicpm",

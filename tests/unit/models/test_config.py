@@ -45,6 +45,7 @@ OF_DEEPSEEK = (
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
     "bailing_moe_v2",
+    "baichuan",
     "bitnet",
     "bloom",
     "mpt",

@@ -7,10 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from support.model_helpers import (
+    assert_logits_close,
+    load,
+    our_logits,
+    reference_logits,
+    reference_model,
+    save,
+)
 
 from shmllm.errors import EngineStartError
+from shmllm.models import baichuan
+from shmllm.models.bias_specs import LinearBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.head_specs import DenseSpec
+from shmllm.models.specs import NormSpec
+
+TOKENS = [5, 96, 0, 31, 31, 7, 88, 2, 45, 13, 64, 9, 77, 1, 50, 20, 33]
 
 
 def read(directory: Path, fields: dict[str, Any]) -> ModelConfig:
@@ -69,12 +83,85 @@ def test_a_reward_model_of_internlm2_has_one_projection(tmp_path: Path) -> None:
     assert not config.lm_head
 
 
+ORION: dict[str, Any] = {
+    "architectures": ["OrionForCausalLM"],
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 15360,
+    "max_position_embeddings": 4096,
+    "model_type": "orion",
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 40,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 84608,
+}
+"""Orion 14B."""
+BAICHUAN: dict[str, Any] = {
+    "architectures": ["BaichuanForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_max_length": 4096,
+    "model_type": "baichuan",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-06,
+    "tie_word_embeddings": False,
+    "vocab_size": 125696,
+}
+"""Baichuan 2 7B."""
+BAICHUAN_13B = {name: x for name, x in BAICHUAN.items() if name != "max_position_embeddings"}
+BAICHUAN_13B |= {"hidden_size": 5120, "intermediate_size": 13696}
+BAICHUAN_13B |= {"num_attention_heads": 40, "num_hidden_layers": 40}
+
+
+def test_orion_as_its_authors_write_it(tmp_path: Path) -> None:
+    config = read(tmp_path, ORION)
+    assert sizes_of(config) == (40, 40, 40, 128, 4096)
+    assert config.norm == NormSpec(kind="layer", eps=1e-5, bias=True)
+    absent = {k: v for k, v in ORION.items() if k not in ("rms_norm_eps", "rope_theta")}
+    assert read(tmp_path, absent) == config
+
+
+def test_baichuan_as_its_authors_write_it(tmp_path: Path) -> None:
+    config = read(tmp_path, BAICHUAN)
+    assert sizes_of(config) == (32, 32, 32, 128, 4096)
+    assert config.attentions[0].biases is None
+    assert config.attentions[0].rope is not None
+    config = read(tmp_path, BAICHUAN_13B)
+    assert sizes_of(config) == (40, 40, 40, 128, 4096)
+    assert config.attentions[0].biases == LinearBiases(4096, 40)
+    assert config.attentions[0].rope is None
+
+
+def test_rows_of_the_lm_head_of_baichuan_2_have_the_length_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baichuan, "VOCABULARY_OF_2", 97)
+    reference = reference_model("baichuan", 4.0)
+    model = load(save(reference, tmp_path))
+    ours, expected = our_logits(model, TOKENS), reference_logits(reference, TOKENS)
+    assert_logits_close(ours, expected, 1e-4)
+    [head] = model.named_weights()["lm_head.weight"]
+    assert torch.allclose(head.clone().norm(dim=1), torch.ones(97))
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         (INTERNLM2 | {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
-        (INTERNLM2 | {"rope_scaling": {"type": "su"}}, "rope type 'su'|'su'"),
+        (INTERNLM2 | {"rope_scaling": {"type": "half"}}, "half"),
         (INTERNLM2 | {"num_key_value_heads": 5}, "num_attention_heads"),
+        (ORION | {"rms_norm_eps": 0}, "'rms_norm_eps'"),
+        (BAICHUAN | {"tie_word_embeddings": True}, "tie_word_embeddings true is not supported"),
+        (BAICHUAN_13B | {"model_max_length": 2**30}, "'model_max_length'"),
     ],
 )
 def test_what_is_not_computed_is_refused(

@@ -47,7 +47,7 @@ IN_FILES = {
         "DeepseekForCausalLM",
         "GteNewModel",
         "MPTForCausalLM",
-        "InternLM2ForCausalLM",
+        *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
     ),
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel"),
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
