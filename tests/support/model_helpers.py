@@ -10,9 +10,9 @@ import torch
 from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
-from support.remote_decoders import BaichuanConfig, InternLM2Config, OrionConfig
+from support.remote_decoders import BaichuanConfig, InternLM2Config, InternLMConfig, OrionConfig
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
-from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
+from support.remote_mixtures import BailingMoeConfig, BailingMoeV2Config, DeepseekConfig
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
@@ -147,8 +147,10 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "apertus": ApertusConfig,
     "arcee": ArceeConfig,
     "baichuan": BaichuanConfig,
+    "bailing_moe": BailingMoeConfig,
     "bailing_moe_v2": BailingMoeV2Config,
     "exaone": ExaoneConfig,
+    "internlm": InternLMConfig,
     "internlm2": InternLM2Config,
     "internlm3": InternLM3Config,
     "iquestcoder": IQuestCoderConfig,

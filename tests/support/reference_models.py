@@ -14,8 +14,8 @@ import torch
 import transformers
 from support.auto_model import model_of
 from support.one_thread import one_thread
-from support.remote_decoders import BaichuanConfig, InternLM2Config, OrionConfig
-from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
+from support.remote_decoders import BaichuanConfig, InternLM2Config, InternLMConfig, OrionConfig
+from support.remote_mixtures import BailingMoeConfig, BailingMoeV2Config, DeepseekConfig
 from support.scoring import choices
 from support.variants import diagonal, slow
 
@@ -167,7 +167,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("Bloom", {"intermediate_size": 256}),
     "mpt": ("Mpt", {"max_seq_len": 512, "intermediate_size": 256}),
     "exaone": ("Exaone", {}),
+    "internlm": ("InternLM", {"num_key_value_heads": 4}),
     "internlm2": ("InternLM2", {"bias": False}),
+    "bailing_moe": (
+        "BailingMoe",
+        {"num_experts": 16, "num_experts_per_tok": 4, "num_shared_experts": 2}
+        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1},
+    ),
     "orion": ("Orion", {}),
     "baichuan": ("Baichuan", {"num_key_value_heads": 4}),
     "baichuan_13b": ("Baichuan", {"num_key_value_heads": 4, "model_max_length": 512}),
@@ -403,6 +409,7 @@ DENSE = (
         "apertus",
         "arcee",
         "bitnet",
+        "internlm",
         "internlm2",
         "orion",
         "baichuan",
@@ -428,6 +435,7 @@ WITH_EXPERTS = (
     *("granite_moe", "granite_moe_shared", "hunyuan_v1_moe", "minimax_m2"),
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
     *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
+    "bailing_moe",
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -439,7 +447,7 @@ NOT_IN_GGUF = (
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "bitnet", "internlm2"),
-    *("baichuan", "baichuan_13b"),
+    *("baichuan", "baichuan_13b", "internlm", "bailing_moe"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
@@ -539,7 +547,10 @@ def draw_weights(model: Any) -> None:
 
 OTHERS = {
     each.__name__: each
-    for each in (BailingMoeV2Config, DeepseekConfig, InternLM2Config, OrionConfig, BaichuanConfig)
+    for each in (
+        *(BailingMoeConfig, BailingMoeV2Config, DeepseekConfig),
+        *(InternLMConfig, InternLM2Config, OrionConfig, BaichuanConfig),
+    )
 }
 """The configurations that transformers lacks."""
 

@@ -74,6 +74,24 @@ class InternLM2ForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         write(self, directory, as_internlm2(self.state_dict(), groups))
 
 
+class InternLMConfig(LlamaConfig):  # type: ignore[misc]
+    """Llama with one field for the biases of attention."""
+
+    model_type = "internlm"
+
+    bias: bool = True
+    num_key_value_heads: int | None = None
+
+    def __post_init__(self, **options: Any) -> None:
+        self.num_key_value_heads = self.num_attention_heads
+        super().__post_init__(**options)
+        self.attention_bias = self.bias
+
+
+class InternLMForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+    config_class = InternLMConfig
+
+
 class OrionConfig(LlamaConfig):  # type: ignore[misc]
     model_type = "orion"
 
@@ -163,6 +181,7 @@ def slopes(num_heads: int) -> Tensor:
 
 for _config, _model in (
     (InternLM2Config, InternLM2ForCausalLM),
+    (InternLMConfig, InternLMForCausalLM),
     (OrionConfig, OrionForCausalLM),
     (BaichuanConfig, BaichuanForCausalLM),
 ):

@@ -335,6 +335,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hidden_act": "silu", "rms_norm_eps": 0.1},
     ),
     "bloom": ("bloom", {}),
+    "bailing-moe": (
+        "bailing_moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2}
+        | {"moe_intermediate_size": 24},
+    ),
+    "bailing-moe-all-experts": (
+        "bailing_moe",
+        {"num_experts": 4, "num_experts_per_tok": 4, "first_k_dense_replace": 1, "head_dim": 16}
+        | {"norm_topk_prob": False, "moe_intermediate_size": 24, "tie_word_embeddings": True},
+    ),
+    "internlm": ("internlm", {}),
     "internlm2": ("internlm2", {"bias": False}),
     "orion": ("orion", {}),
     "orion-tied": ("orion", {"tie_word_embeddings": True, "rms_norm_eps": 0.1}),
@@ -1051,6 +1062,7 @@ VARIANTS_OF_ROUTERS = {
     "laguna-all-experts",
     "deepseek-all-experts",
     "bailing-moe-v2-all-experts",
+    "bailing-moe-all-experts",
     "afmoe-all-experts",
     "dbrx-all-experts",
     "cohere2-moe-all-experts",
@@ -1132,6 +1144,8 @@ BFLOAT16 = [
     "bitnet",
     "bloom",
     "mpt",
+    "bailing-moe-all-experts",
+    "internlm",
     "internlm2",
     "orion",
     "baichuan",

@@ -46,6 +46,8 @@ OF_DEEPSEEK = (
 OTHERS = (
     "bailing_moe_v2",
     "baichuan",
+    "bailing_moe",
+    "internlm",
     "bitnet",
     "bloom",
     "mpt",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from shmllm.models import baichuan
 from shmllm.models.bias_specs import LinearBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.head_specs import DenseSpec
-from shmllm.models.specs import NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 
 TOKENS = [5, 96, 0, 31, 31, 7, 88, 2, 45, 13, 64, 9, 77, 1, 50, 20, 33]
 
@@ -153,6 +154,109 @@ def test_rows_of_the_lm_head_of_baichuan_2_have_the_length_1(
     assert torch.allclose(head.clone().norm(dim=1), torch.ones(97))
 
 
+LING: dict[str, Any] = {
+    "architectures": ["BailingMoeForCausalLM"],
+    "eos_token_id": 126081,
+    "first_k_dense_replace": 0,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "max_position_embeddings": 16384,
+    "max_window_layers": 28,
+    "model_type": "bailing_moe",
+    "moe_intermediate_size": 1408,
+    "norm_head": False,
+    "norm_topk_prob": True,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "num_shared_experts": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 600000,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_sliding_window": False,
+    "vocab_size": 126464,
+}
+"""Ling-lite."""
+
+
+def test_ling_as_its_authors_write_it(tmp_path: Path) -> None:
+    config = read(tmp_path, LING)
+    assert sizes_of(config) == (28, 16, 4, 128, 16384)
+    [experts] = config.mixtures
+    assert (experts.num_experts, experts.top_k, experts.inner) == (64, 6, 1408)
+    assert (experts.scoring, experts.renormalize) == ("softmax", True)
+    assert experts.shared == MLPSpec(inner=2816)
+    absent = {k: v for k, v in LING.items() if k not in ("norm_topk_prob", "head_dim")}
+    assert read(tmp_path, absent) == config
+
+
+def test_internlm_as_its_authors_write_it(tmp_path: Path) -> None:
+    fields = {k: v for k, v in INTERNLM2.items() if k not in ("bias", "rope_scaling", "rope_theta")}
+    fields |= {"architectures": ["InternLMForCausalLM"], "num_key_value_heads": None}
+    config = read(tmp_path, fields | {"rotary": {"base": 20000, "type": "dynamic"}})
+    [attention] = set(config.attentions)
+    assert (attention.bias, attention.output_bias, attention.num_kv_heads) == (True, True, 32)
+    assert attention.rope is not None
+    assert (attention.rope.theta, attention.rope.type) == (20000, "default")
+
+
+STABLELM: dict[str, Any] = {
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rope_theta": 10000,
+    "vocab_size": 50304,
+}
+FALCON: dict[str, Any] = {"bias": False, "hidden_size": 4544, "vocab_size": 65024}
+FALCON |= {"alibi": False, "layer_norm_epsilon": 1e-05, "parallel_attn": True}
+NAMES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "stablelm": (
+        {"architectures": ["StableLMEpochForCausalLM"], "norm_eps": 1e-4, "rope_pct": 0.5},
+        {"architectures": ["StableLmForCausalLM"], "layer_norm_eps": 1e-4}
+        | {"partial_rotary_factor": 0.5},
+    ),
+    "falcon 7b": (
+        {"architectures": ["RWForCausalLM"], "n_head": 71, "n_layer": 32, "multi_query": True},
+        {"architectures": ["FalconForCausalLM"], "num_attention_heads": 71}
+        | {"num_hidden_layers": 32, "multi_query": True},
+    ),
+    "falcon 40b": (
+        {"architectures": ["RWForCausalLM"], "n_head": 64, "n_layer": 60, "n_head_kv": 8}
+        | {"hidden_size": 8192},
+        {"architectures": ["FalconForCausalLM"], "num_attention_heads": 64, "hidden_size": 8192}
+        | {"num_hidden_layers": 60, "num_kv_heads": 8, "new_decoder_architecture": True},
+    ),
+}
+"""Fields of the first files of some models, and those that they have now."""
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_first_files_have_other_names(case: str, tmp_path: Path) -> None:
+    common = STABLELM if case == "stablelm" else FALCON
+    first, now = (read(tmp_path, common | fields) for fields in NAMES[case])
+    assert replace(first, architecture=now.architecture) == now
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("AquilaForCausalLM", "LlamaForCausalLM"), ("XverseForCausalLM", "LlamaForCausalLM")],
+)
+def test_names_of_what_is_llama(name: str, own: str, tmp_path: Path) -> None:
+    first, now = (read(tmp_path, STABLELM | {"architectures": [each]}) for each in (name, own))
+    assert replace(first, architecture=own) == now
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -160,6 +264,15 @@ def test_rows_of_the_lm_head_of_baichuan_2_have_the_length_1(
         (INTERNLM2 | {"rope_scaling": {"type": "half"}}, "half"),
         (INTERNLM2 | {"num_key_value_heads": 5}, "num_attention_heads"),
         (ORION | {"rms_norm_eps": 0}, "'rms_norm_eps'"),
+        (LING | {"use_bias": True}, "use_bias true is not supported"),
+        (LING | {"norm_head": True}, "norm_head True is not supported"),
+        (LING | {"score_function": "sigmoid"}, "score_function 'sigmoid' is not supported"),
+        (LING | {"multi_gate": True}, "multi_gate True is not supported"),
+        (LING | {"use_qk_norm": True}, "use_qk_norm True is not supported"),
+        (
+            INTERNLM2 | {"architectures": ["InternLMForCausalLM"], "rotary": {"type": "linear"}},
+            "type 'linear' is not supported",
+        ),
         (BAICHUAN | {"tie_word_embeddings": True}, "tie_word_embeddings true is not supported"),
         (BAICHUAN_13B | {"model_max_length": 2**30}, "'model_max_length'"),
     ],

@@ -48,6 +48,8 @@ IN_FILES = {
         "GteNewModel",
         "MPTForCausalLM",
         *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
+        *("InternLMForCausalLM", "AquilaForCausalLM", "XverseForCausalLM", "RWForCausalLM"),
+        *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
     ),
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel"),
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
