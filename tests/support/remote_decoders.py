@@ -132,6 +132,19 @@ class NoRotation(torch.nn.Module):
         return states.new_ones(1, 1, 1), states.new_zeros(1, 1, 1)
 
 
+def _with_biases(model: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Gives a model, before it runs, a mask that falls with the distance."""
+    ids = args[0] if args else options.get("input_ids")
+    rows = options["inputs_embeds"] if ids is None else ids
+    cache = options.get("cache") or options.get("past_key_values")
+    begin = 0 if cache is None else cache.get_seq_length()
+    places = torch.arange(begin + rows.shape[1])
+    distances = places[None] - places[begin:, None]
+    biases = slopes(model.config.num_attention_heads)[:, None, None] * distances
+    mask = biases.masked_fill(distances > 0, torch.finfo(torch.float32).min)
+    return args, options | {"attention_mask": mask[None].to(model.dtype)}
+
+
 class BaichuanForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
     config_class = BaichuanConfig
 
@@ -140,17 +153,9 @@ class BaichuanForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         super().__init__(config)
         if config.model_max_length is not None:
             self.model.rotary_emb = NoRotation()
+            self.model.register_forward_pre_hook(_with_biases, with_kwargs=True)
         if config.vocab_size == baichuan.VOCABULARY_OF_2:
             self.lm_head = UnitHead(config.hidden_size, config.vocab_size, bias=False)
-
-    def forward(self, input_ids: Tensor | None = None, **options: Any) -> Any:
-        if self.config.model_max_length is not None and input_ids is not None:
-            places = torch.arange(input_ids.shape[1])
-            distances = places[None] - places[:, None]
-            biases = slopes(self.config.num_attention_heads)[:, None, None] * distances
-            mask = biases.masked_fill(distances > 0, torch.finfo(torch.float32).min)
-            options["attention_mask"] = mask[None].to(self.dtype)
-        return super().forward(input_ids, **options)
 
     def save_pretrained(self, directory: Path, **_: Any) -> None:
         """Writes the names and fields that the family's files have."""
