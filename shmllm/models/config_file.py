@@ -14,7 +14,8 @@ from shmllm.formats.eagle_heads import in_terms_of_vllm
 from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.formats.thinker import thinker_of
 from shmllm.models.fields import Fields, read_json_object
-from shmllm.models.registry import ARCHITECTURES, MODEL_TYPES, TEXT_MODELS, own_name
+from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
+from shmllm.models.written_names import MODEL_TYPES, own_name
 
 DTYPES = ("float32", "float16", "bfloat16")
 

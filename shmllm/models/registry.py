@@ -5,7 +5,6 @@ This module must not import torch, nor a family before it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from importlib import import_module
 from typing import Any
@@ -190,6 +189,7 @@ ARCHITECTURES: dict[str, str] = {
     "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
     "T5EncoderModel": "t5_encoder",
+    "TeleChat2ForCausalLM": "telechat2",
     "UMT5EncoderModel": "t5_encoder",
     "VaultGemmaForCausalLM": "vaultgemma",
     "VoxtralForConditionalGeneration": "voxtral",
@@ -271,32 +271,6 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
 """For each architecture of a multimodal model, the values that ``model_type`` of its
 ``text_config`` may have; the first one if it is absent. Other language models in the same
 architecture are other families."""
-
-STEMS = {
-    ("model_type", "exaone"): ("Llama", "Exaone"),
-    ("model_type", "internlm3"): ("Llama", "InternLM3"),
-    ("model_type", "iquestcoder"): ("Llama", "IQuestCoder"),
-    ("position_embedding_type", "rotary"): ("XLMRoberta", "JinaEmbeddingsV3"),
-}
-"""For each field and value that tells a family from another one whose classes' names its files have
-in ``architectures``: the beginning of those names, and what the family has instead."""
-
-
-def own_name(values: Mapping[str, Any], name: str) -> str:
-    """Returns the family's own name for an architecture.
-
-    Args:
-        values: the fields of config.json.
-        name: one of its ``architectures``.
-    """
-    for (field, value), (written, own) in STEMS.items():
-        if values.get(field) == value and name.startswith(written):
-            return own + name.removeprefix(written)
-    return name
-
-
-MODEL_TYPES = {"kimi_k2": "deepseek_v3"}
-"""Other names for a ``model_type``, as the files of the models' authors have them."""
 
 REGISTERED: dict[str, str] = {}
 """The same for the families of other packages, as "module" or "module:object"."""

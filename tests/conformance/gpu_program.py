@@ -219,6 +219,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "arcee": {},
     "bitnet": {},
     "internlm": {},
+    "telechat2": {"training_seqlen": 64, "ffn_hidden_size": 96},
     "internlm2": {},
     "bailing_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
     "orion": {},

@@ -10,7 +10,13 @@ import torch
 from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
-from support.remote_decoders import BaichuanConfig, InternLM2Config, InternLMConfig, OrionConfig
+from support.remote_decoders import (
+    BaichuanConfig,
+    InternLM2Config,
+    InternLMConfig,
+    OrionConfig,
+    TeleChat2Config,
+)
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
 from support.remote_mixtures import BailingMoeConfig, BailingMoeV2Config, DeepseekConfig
 from torch import Tensor
@@ -242,6 +248,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "solar_open": SolarOpenConfig,
     "stablelm": StableLmConfig,
     "starcoder2": Starcoder2Config,
+    "telechat2": TeleChat2Config,
     "vaultgemma": VaultGemmaConfig,
     "youtu": YoutuConfig,
     "qwen2": Qwen2Config,

@@ -14,7 +14,13 @@ import torch
 import transformers
 from support.auto_model import model_of
 from support.one_thread import one_thread
-from support.remote_decoders import BaichuanConfig, InternLM2Config, InternLMConfig, OrionConfig
+from support.remote_decoders import (
+    BaichuanConfig,
+    InternLM2Config,
+    InternLMConfig,
+    OrionConfig,
+    TeleChat2Config,
+)
 from support.remote_mixtures import BailingMoeConfig, BailingMoeV2Config, DeepseekConfig
 from support.scoring import choices
 from support.variants import diagonal, slow
@@ -167,6 +173,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("Bloom", {"intermediate_size": 256}),
     "mpt": ("Mpt", {"max_seq_len": 512, "intermediate_size": 256}),
     "exaone": ("Exaone", {}),
+    "telechat2": ("TeleChat2", {"ffn_hidden_size": 96}),
     "internlm": ("InternLM", {"num_key_value_heads": 4}),
     "internlm2": ("InternLM2", {"bias": False}),
     "bailing_moe": (
@@ -410,6 +417,7 @@ DENSE = (
         "arcee",
         "bitnet",
         "internlm",
+        "telechat2",
         "internlm2",
         "orion",
         "baichuan",
@@ -447,7 +455,7 @@ NOT_IN_GGUF = (
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "bitnet", "internlm2"),
-    *("baichuan", "baichuan_13b", "internlm", "bailing_moe"),
+    *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
@@ -549,7 +557,7 @@ OTHERS = {
     each.__name__: each
     for each in (
         *(BailingMoeConfig, BailingMoeV2Config, DeepseekConfig),
-        *(InternLMConfig, InternLM2Config, OrionConfig, BaichuanConfig),
+        *(InternLMConfig, InternLM2Config, OrionConfig, BaichuanConfig, TeleChat2Config),
     )
 }
 """The configurations that transformers lacks."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -175,6 +175,67 @@ class BaichuanForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
             path.write_text(json.dumps(config))
 
 
+class TeleChat2Config(LlamaConfig):  # type: ignore[misc]
+    model_type = "telechat"
+
+    ffn_hidden_size: int = 80
+    layer_norm_epsilon: float = 1e-5
+    training_seqlen: int = 8192
+    base_seqlen: int = 8192
+
+    def __post_init__(self, **options: Any) -> None:
+        super().__post_init__(**options)
+        self.rms_norm_eps, self.intermediate_size = self.layer_norm_epsilon, self.ffn_hidden_size
+
+
+class TeleChat2ForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+    config_class = TeleChat2Config
+    NAMES: ClassVar = {
+        "model.layers.": "transformer.h.",
+        "model.embed_tokens.": "transformer.word_embeddings.",
+        "model.norm.": "transformer.ln_f.",
+        ".self_attn.q_proj.": ".self_attention.query.",
+        ".self_attn.o_proj.": ".self_attention.dense.",
+    }
+
+    def __init__(self, config: TeleChat2Config) -> None:
+        width = config.hidden_size // config.num_attention_heads
+        ratio = config.training_seqlen / config.base_seqlen
+        alpha = max(2 ** math.ceil(math.log2(ratio) + 1) - 1, 1)
+        theta = 10_000.0 * alpha ** (width / (width - 2))
+        config.rope_parameters = {"rope_type": "default", "rope_theta": theta}
+        super().__init__(config)
+        for layer in self.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for module, name in ((attention, "o_proj"), (mlp, "down_proj")):
+                shape = getattr(module, name).weight.shape
+                setattr(module, name, torch.nn.Linear(shape[1], shape[0]))
+
+    def save_pretrained(self, directory: Path, **_: Any) -> None:
+        """Writes the names and fields that the family's files have."""
+        tensors, found = self.state_dict(), {}
+        groups = self.config.num_key_value_heads
+        for name, tensor in tensors.items():
+            prefix, projection, kind = name.partition(".self_attn.k_proj.")
+            if projection:
+                parts = tensor, tensors[f"{prefix}.self_attn.v_proj.{kind}"]
+                rows = [part.unflatten(0, (groups, -1)) for part in parts]
+                own = renamed(prefix, self.NAMES)
+                found[f"{own}.self_attention.key_value.{kind}"] = torch.cat(rows, 1).flatten(0, 1)
+            elif ".self_attn.v_proj." not in name:
+                found[renamed(name, self.NAMES)] = tensor
+        if self.config.tie_word_embeddings:
+            del found["lm_head.weight"]
+        write(self, directory, found)
+        path = Path(directory) / "config.json"
+        config = json.loads(path.read_text())
+        for name in ("rms_norm_eps", "rope_parameters", "max_position_embeddings"):
+            del config[name]
+        config["n_layer"] = config.pop("num_hidden_layers")
+        config["n_head"] = config.pop("num_attention_heads")
+        path.write_text(json.dumps(config | {"intermediate_size": 1}))
+
+
 def slopes(num_heads: int) -> Tensor:
     """The factors of heads (Press et al., 2022): of others than powers of two those of the power
     below, and every second one of the power above."""
@@ -189,6 +250,7 @@ for _config, _model in (
     (InternLMConfig, InternLMForCausalLM),
     (OrionConfig, OrionForCausalLM),
     (BaichuanConfig, BaichuanForCausalLM),
+    (TeleChat2Config, TeleChat2ForCausalLM),
 ):
     AutoConfig.register(_config.model_type, _config)
     AutoModelForCausalLM.register(_config, _model)

@@ -346,6 +346,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"norm_topk_prob": False, "moe_intermediate_size": 24, "tie_word_embeddings": True},
     ),
     "internlm": ("internlm", {}),
+    "telechat2": ("telechat2", {"tie_word_embeddings": False}),
+    "telechat2-long": (
+        "telechat2",
+        {"training_seqlen": 32768, "layer_norm_epsilon": 0.1, "num_key_value_heads": 6}
+        | {"tie_word_embeddings": True},
+    ),
     "internlm2": ("internlm2", {"bias": False}),
     "orion": ("orion", {}),
     "orion-tied": ("orion", {"tie_word_embeddings": True, "rms_norm_eps": 0.1}),
@@ -1145,6 +1151,7 @@ BFLOAT16 = [
     "bloom",
     "mpt",
     "bailing-moe-all-experts",
+    "telechat2",
     "internlm",
     "internlm2",
     "orion",

@@ -17,8 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.registry import STEMS
 from shmllm.models.specs import AltUpSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.written_names import STEMS
 
 MINIMAL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -46,6 +46,7 @@ OF_DEEPSEEK = (
 OTHERS = (
     "bailing_moe_v2",
     "baichuan",
+    "telechat2",
     "bailing_moe",
     "internlm",
     "bitnet",

@@ -207,6 +207,42 @@ def test_internlm_as_its_authors_write_it(tmp_path: Path) -> None:
     assert (attention.rope.theta, attention.rope.type) == (20000, "default")
 
 
+TELECHAT2: dict[str, Any] = {
+    "apply_residual_connection_post_layernorm": False,
+    "architectures": ["TeleChat2ForCausalLM"],
+    "base_seqlen": 8192,
+    "embed_layernorm": False,
+    "eos_token_id": 2,
+    "ffn_hidden_size": 12288,
+    "flash_attn": True,
+    "hidden_size": 4096,
+    "layer_norm_epsilon": 1e-05,
+    "logn": False,
+    "model_type": "telechat",
+    "n_head": 32,
+    "n_layer": 30,
+    "num_key_value_heads": 32,
+    "tie_word_embeddings": False,
+    "training_seqlen": 8192,
+    "vocab_size": 131072,
+}
+"""TeleChat 2 7B."""
+
+
+def test_telechat2_as_its_authors_write_it(tmp_path: Path) -> None:
+    config = read(tmp_path, TELECHAT2)
+    assert sizes_of(config) == (30, 32, 32, 128, 8192)
+    [attention], [mlp] = set(config.attentions), set(config.dense_mlps)
+    assert (attention.bias, attention.output_bias) == (False, True)
+    assert (mlp.inner, mlp.bias, mlp.up_bias) == (12288, True, False)
+    assert attention.rope is not None
+    assert attention.rope.theta == 10000
+    absent = {k: v for k, v in TELECHAT2.items() if "seqlen" not in k and "eps" not in k}
+    assert read(tmp_path, absent) == config
+    [long] = read(tmp_path, TELECHAT2 | {"training_seqlen": 32768}).ropes
+    assert long.theta == pytest.approx(10000 * 7 ** (128 / 126))
+
+
 STABLELM: dict[str, Any] = {
     "hidden_act": "silu",
     "hidden_size": 2560,
@@ -264,6 +300,8 @@ def test_names_of_what_is_llama(name: str, own: str, tmp_path: Path) -> None:
         (INTERNLM2 | {"rope_scaling": {"type": "half"}}, "half"),
         (INTERNLM2 | {"num_key_value_heads": 5}, "num_attention_heads"),
         (ORION | {"rms_norm_eps": 0}, "'rms_norm_eps'"),
+        (TELECHAT2 | {"embed_layernorm": True}, "embed_layernorm True is not supported"),
+        (TELECHAT2 | {"training_seqlen": 0}, "'training_seqlen'"),
         (LING | {"use_bias": True}, "use_bias true is not supported"),
         (LING | {"norm_head": True}, "norm_head True is not supported"),
         (LING | {"score_function": "sigmoid"}, "score_function 'sigmoid' is not supported"),

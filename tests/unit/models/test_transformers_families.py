@@ -18,7 +18,8 @@ from transformers.models.auto.modeling_auto import (
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.registry import ARCHITECTURES, STEMS, TEXT_MODELS
+from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
+from shmllm.models.written_names import STEMS
 
 INCOMPLETE = {"gemma4_assistant"}
 """The families whose configuration has no valid defaults."""
@@ -42,16 +43,11 @@ SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
 IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
-    *(
-        "BailingMoeV2ForCausalLM",
-        "DeepseekForCausalLM",
-        "GteNewModel",
-        "MPTForCausalLM",
-        *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
-        *("InternLMForCausalLM", "AquilaForCausalLM", "XverseForCausalLM", "RWForCausalLM"),
-        *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
-    ),
-    *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel"),
+    *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel", "MPTForCausalLM"),
+    *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
+    *("TeleChat2ForCausalLM", "InternLMForCausalLM", "AquilaForCausalLM", "RWForCausalLM"),
+    *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
+    *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel", "XverseForCausalLM"),
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
