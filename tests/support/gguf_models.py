@@ -72,6 +72,7 @@ ARCHITECTURES = {
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
     "mimo_v2_flash": gguf.MODEL_ARCH.MIMO2,
+    "bailing_moe": gguf.MODEL_ARCH.BAILINGMOE,
     "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2,
     "deepseek": gguf.MODEL_ARCH.DEEPSEEK,
     "dots1": gguf.MODEL_ARCH.DOTS1,
@@ -90,7 +91,14 @@ ARCHITECTURES = {
 }
 PERMUTED = (
     *("llama", "internlm2", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
-    *("deepseek", "granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
+    *(
+        "bailing_moe",
+        "deepseek",
+        "granitemoe",
+        "granitemoeshared",
+        "granitemoehybrid",
+        "ministral3",
+    ),
 )
 _UNROUNDED = (
     *("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", "_norm."),
