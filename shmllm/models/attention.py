@@ -54,7 +54,9 @@ class Attention(AttentionHeads):
             self.biases = storage.float32(spec.num_heads, spec.biases.width)
         elif spec.biases is not None:
             of_layers, own = spec.biases, config.shard.find(spec.num_heads, spec.biases.num_heads)
-            self.biases = storage.constant((of_layers, own), lambda: linear_biases(of_layers, own))
+            self.biases = storage.shared_constant(
+                (of_layers, own), lambda: linear_biases(of_layers, own)
+            )
         sizes = {"q": spec.query_width}
         if spec.source is None:
             sizes |= {"k": spec.key_width, "v": spec.value_width}

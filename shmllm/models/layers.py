@@ -62,7 +62,7 @@ class Storage:
             None: as floating numbers.
         made: receives the weights in that order; None: nobody asks.
         has_all: whether this process keeps what other stages of a pipeline have, too.
-        constants: what `constant` has returned.
+        constants: what `shared_constant` has returned.
     """
 
     allocate: Allocator
@@ -95,13 +95,15 @@ class Storage:
             part.fill_(factor)
         return every
 
-    def constant(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    def constant(self, values: Tensor) -> Tensor:
+        """Returns the values beside the weights, likewise."""
+        return self.allocate((0,), values.dtype).new_empty(values.shape).copy_(values)
+
+    def shared_constant(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Returns values beside the weights, likewise. All who ask for the same key share them."""
         place = key, self.allocate  # a stage of a pipeline has no memory for the layers of others
         if place not in self.constants:
-            values = make()
-            empty = self.allocate((0,), values.dtype).new_empty(values.shape)
-            self.constants[place] = empty.copy_(values)
+            self.constants[place] = self.constant(make())
         return self.constants[place]
 
     def zeros(self, width: int) -> Tensor:

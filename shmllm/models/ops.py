@@ -377,10 +377,9 @@ class Ops(LinearOps, Protocol):
     def mlp(self, x: Tensor, mlp: MLP) -> Tensor:
         """Computes an MLP: [tokens, hidden] -> [tokens, hidden].
 
-        The result is ``down(act(gate(x)) * up(x))`` if it is gated, else ``down(act(up(x)))``; what
-        ``down`` reads may have a norm. The activation may have numbers, `MLP.learned`. A sparse one
-        has ``max(gate(x) - cut, 0)`` in place of ``gate(x)``, with the cut ``mean + deviations *
-        deviation`` of the token's gates.
+        The result is ``down(act(gate(x)) * up(x))`` if it is gated, else ``down(act(up(x)))``. The
+        activation may have numbers, `MLP.learned`, and its output a norm. A sparse one has
+        ``max(gate(x) - cut, 0)``, with the cut ``mean + deviations * deviation`` of all gates.
         """
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
