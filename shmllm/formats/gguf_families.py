@@ -52,20 +52,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         is_permuted=True,
         also=("MistralForCausalLM",),
     ),
-    ("internlm2", False): GgufFamily(
-        title="InternLM 2",
-        architecture="LlamaForCausalLM",
-        model_type="llama",
-        modules=DENSE,
-        is_permuted=True,
-        is_written=False,
-    ),
-    ("orion", False): GgufFamily(
-        title="Orion",
-        architecture="OrionForCausalLM",
-        model_type="orion",
-        modules=DENSE,
-    ),
     ("qwen2", False): GgufFamily(
         title="Qwen 2",
         architecture="Qwen2ForCausalLM",
@@ -83,6 +69,20 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         architecture="Qwen3VLForConditionalGeneration",
         model_type="qwen3_vl_text",
         modules={**DENSE, **QK_NORMS},
+    ),
+    ("internlm2", False): GgufFamily(
+        title="InternLM 2",
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        modules=DENSE,
+        is_permuted=True,
+        is_written=False,
+    ),
+    ("orion", False): GgufFamily(
+        title="Orion",
+        architecture="OrionForCausalLM",
+        model_type="orion",
+        modules=DENSE,
     ),
     ("mistral3", False): GgufFamily(
         title="Mistral 3 and Ministral 3",

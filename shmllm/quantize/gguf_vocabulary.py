@@ -16,8 +16,7 @@ import tokenizers
 
 from shmllm.errors import EngineStartError, QuantizeError
 from shmllm.formats.gguf import GgufHeader
-from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from shmllm.formats.sentence_piece import (
+from shmllm.formats.pieces import (
     BYTE,
     CONTROL,
     NORMAL,
@@ -25,6 +24,7 @@ from shmllm.formats.sentence_piece import (
     UNUSED,
     USER_DEFINED,
 )
+from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from shmllm.formats.tokenizer_files import FAST_FILE
 from shmllm.frontend.gguf.tokenizer import NAMED_IDS, make_tokenizer
 from shmllm.frontend.text.chat_template import load_templates

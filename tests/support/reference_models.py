@@ -171,7 +171,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("Arcee", {}),
     "bitnet": ("BitNet", {}),
     "bloom": ("Bloom", {"intermediate_size": 256}),
-    "mpt": ("Mpt", {"max_seq_len": 512, "intermediate_size": 256}),
+    "mpt": ("Mpt", {"intermediate_size": 256}),
     "exaone": ("Exaone", {}),
     "telechat2": ("TeleChat2", {"ffn_hidden_size": 96}),
     "internlm": ("InternLM", {"num_key_value_heads": 4}),
@@ -183,7 +183,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "orion": ("Orion", {}),
     "baichuan": ("Baichuan", {"num_key_value_heads": 4}),
-    "baichuan_13b": ("Baichuan", {"num_key_value_heads": 4, "model_max_length": 512}),
+    "baichuan_13b": ("Baichuan", {"num_key_value_heads": 4, "model_max_length": 2048}),
     "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
     "hyperclovax": (

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader, shown
-from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from shmllm.formats.sentence_piece import (
+from shmllm.formats.pieces import (
     CONTROL,
     NORMAL,
     SPACE,
@@ -19,6 +18,7 @@ from shmllm.formats.sentence_piece import (
     USER_DEFINED,
     merges_of_scores,
 )
+from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 Json = dict[str, Any]
 

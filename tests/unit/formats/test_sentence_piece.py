@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.sentence_piece import (
+from shmllm.formats.pieces import (
     BYTE,
     CONTROL,
     NORMAL,
     SPACE,
     UNKNOWN,
     USER_DEFINED,
-    load_sentence_piece,
 )
+from shmllm.formats.sentence_piece import load_sentence_piece
 from shmllm.formats.tokenizer_files import load_tokenizer
 
 TEXTS = (
