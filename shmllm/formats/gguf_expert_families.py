@@ -131,6 +131,14 @@ WITH_EXPERTS: dict[tuple[str, bool], GgufFamily] = {
         modules=DOTS1,
         needs_head=True,
     ),
+    ("bailingmoe", True): GgufFamily(
+        title="Ling 1",
+        architecture="DeepseekForCausalLM",
+        model_type="bailing_moe",
+        modules=SHARED_EXPERTS,
+        is_permuted=True,
+        is_written=False,
+    ),
     ("deepseek", True): GgufFamily(
         title="DeepSeek-MoE",
         architecture="DeepseekForCausalLM",

@@ -297,6 +297,26 @@ FALCON: Places = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+BLOOM: Places = {**FALCON, "ffn_norm": "post_attention_layernorm"}
+OUTSIDE_BLOOM = {
+    "token_embd": "transformer.word_embeddings",
+    "token_embd_norm": "transformer.word_embeddings_layernorm",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+MPT: Places = {
+    "attn_norm": "norm_1",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "ffn_norm": "norm_2",
+    "ffn_up": "ffn.up_proj",
+    "ffn_down": "ffn.down_proj",
+}
+OUTSIDE_MPT = {
+    "token_embd": "transformer.wte",
+    "output_norm": "transformer.norm_f",
+    "output": "lm_head",
+}
 FALCON_NORMS: Places = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
 """Those of models in which attention and MLP have a norm each."""
 PHI2: Places = {

@@ -207,6 +207,7 @@ PRE_TOKENIZERS = {
     "f2llmv2": PreTokenizer((_gpt4(""),)),
     "minicpm5": PreTokenizer((r"\p{N}{1,3}", _gpt4("+")), takes_whole_words=True),
     "viking": PreTokenizer((_BROAD_WORDS, _DIGIT)),
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((_BROAD_WORDS,))),
     "pixtral": _LLAMA3,
     "midm-2.0": _LLAMA3,
     "gigachat": _WORDS,

@@ -1,9 +1,9 @@
 """Reads the tokenizer of a model directory: front ends tokenize with it, and engines compile
 grammars for its vocabulary.
 
-`tokenizers` reads a tokenizer.json, and is given what a tekken.json or a tiktoken.model of a known
-kind says. Other directories need transformers, which takes seconds to import; this module imports
-it only for them.
+`tokenizers` reads a tokenizer.json, and is given what a tekken.json, or a tiktoken.model or a
+tokenizer.model of a known kind says. Other directories need transformers, which takes seconds to
+import; this module imports it only for them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import tokenizers
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.ranked_bytes import TEKKEN, TIKTOKEN, load_ranked_bytes
+from shmllm.formats.sentence_piece import load_sentence_piece
 from shmllm.formats.text_files import one_line, read_json_object
 
 FAST_FILE = "tokenizer.json"
@@ -68,6 +69,9 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
         names = _named_special_tokens(directory)
         return LoadedTokenizer(tokenizer, names, _has_token_types(directory))
     if (found := load_ranked_bytes(directory)) is not None:
+        tokenizer, names = found
+        return LoadedTokenizer(tokenizer, names | _named_special_tokens(directory))
+    if (found := load_sentence_piece(directory)) is not None:
         tokenizer, names = found
         return LoadedTokenizer(tokenizer, names | _named_special_tokens(directory))
     if any((directory / name).is_file() for name in FALLBACK_FILES):

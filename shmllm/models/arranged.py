@@ -1,4 +1,5 @@
-"""Destinations whose numbers a checkpoint's tensor has in another order, or fewer times.
+"""Destinations whose numbers a checkpoint's tensor has in another order, fewer times, or times a
+factor.
 
 This module must not know what the numbers are, nor which destinations there are.
 """
@@ -196,6 +197,25 @@ class BeforeZeros(Arranged):
     def clone(self) -> Tensor:
         both: Tensor = self.own.clone()
         return both[: len(both) // 2].clone()
+
+
+class UnitRows(Arranged):
+    """A destination [rows, columns] whose rows have the length 1, whatever that of a checkpoint's
+    is."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.own.shape)
+
+    def of(self, own: Any) -> UnitRows:
+        return UnitRows(own)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(values.float())
+
+    def clone(self) -> Tensor:
+        values: Tensor = self.own.clone()
+        return values
 
 
 class SpreadColumns(Arranged):

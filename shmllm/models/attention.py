@@ -46,6 +46,7 @@ class Attention(AttentionHeads):
     Attributes:
         qkv_proj: the projections to queries, keys and values, and to gates. The rows of keys and
             of values are equal if the checkpoint has one projection for both.
+        output_norm: the norm of what `o_proj` reads, or None.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Attention(AttentionHeads):
         if isinstance(spec.biases, DistanceBiases):
             self.biases = storage.float32(spec.num_heads, spec.biases.width)
         elif isinstance(spec.biases, LinearBiases):
-            own = config.shard.find(spec.num_heads, spec.biases.num_heads)
-            self.biases = storage.constant(linear_biases(spec.biases, own))
+            of_layers, own = spec.biases, config.shard.find(spec.num_heads, spec.biases.num_heads)
+            self.biases = storage.shared_constant(
+                (of_layers, own), lambda: linear_biases(of_layers, own)
+            )
         sizes = {"q": spec.query_width}
         if spec.source is None:
             sizes |= {"k": spec.key_width, "v": spec.value_width}
@@ -73,6 +76,7 @@ class Attention(AttentionHeads):
             rest = spec.biases, config.norm, self.qkv_proj, storage
             self.relations = Relations(config.hidden_size, *rest)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
+        self.output_norm = Norm(spec.width, config.norm, storage) if spec.output_norm else None
         if spec.qk_norm is not None:
             has_weight = config.norm.weight and spec.norms_have_weights
             norm = replace(config.norm, weight=has_weight, bias=False)
@@ -88,8 +92,9 @@ class Attention(AttentionHeads):
 
     @property
     def norms(self) -> tuple[Norm, ...]:
-        """The norms of queries and keys; empty if there are none."""
-        return tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
+        """The norms of queries, keys and what `o_proj` reads; empty if there are none."""
+        every = (self.q_norm, self.k_norm, self.output_norm)
+        return tuple(norm for norm in every if norm is not None)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``, such as "model.layers.0"."""
@@ -104,13 +109,15 @@ class Attention(AttentionHeads):
             for kind in ("weight", "bias") if self.spec.bias else ("weight",):
                 weights[f"{names['k']}.{kind}"] += weights.pop(f"{names['v']}.{kind}")
         weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
-        for name, norm in zip(("q_norm", "k_norm"), self.norms, strict=False):
-            weights |= norm.named_weights(f"{prefix}.{name}")
+        named = {"q_norm": self.q_norm, "k_norm": self.k_norm, "attn_sub_norm": self.output_norm}
+        for name, norm in named.items():
+            if norm is not None:
+                weights |= norm.named_weights(f"{prefix}.{name}")
         if self.sinks is not None:
             weights[f"{prefix}.sinks"] = (self.sinks,)
         if self.biases is not None and isinstance(self.spec.biases, DistanceBiases):
-            named = named_biases(self.biases, self.spec.biases)
-            weights[f"{prefix}.relative_attention_bias.weight"] = (named,)
+            table = named_biases(self.biases, self.spec.biases)
+            weights[f"{prefix}.relative_attention_bias.weight"] = (table,)
         if self.relations is not None:
             weights |= self.relations.named_weights(prefix)
         return weights

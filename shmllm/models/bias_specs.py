@@ -73,7 +73,9 @@ class LinearBiases:
     Attributes:
         num_positions: the largest number of positions.
         num_heads: the number of heads of the whole model.
+        steepness: the factor of the last of 2^n heads is ``-2 ** -steepness``.
     """
 
     num_positions: int
     num_heads: int
+    steepness: int = 8

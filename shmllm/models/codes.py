@@ -84,8 +84,8 @@ def _quarters(memory: Tensor) -> Tensor:
     return torch.cat([memory >> shift & 3 for shift in (0, 2, 4, 6)], 2)
 
 
-def _quarter_bytes(codes: Tensor) -> Tensor:
-    """The reverse of `_quarters`."""
+def quarter_bytes(codes: Tensor) -> Tensor:
+    """Returns the lowest two bits of elements [..., RUN] uint8 as bytes, [..., RUN / 4]."""
     parts = codes.unflatten(-1, (4, HALF // 2)).unbind(-2)
     joined: Tensor = parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
     return joined
@@ -119,12 +119,12 @@ def _with_highest_bit(bits: int) -> _Bits:
 
 
 _BITS = {
-    2: _Bits(HALF // 2, _quarters, _quarter_bytes),
+    2: _Bits(HALF // 2, _quarters, quarter_bytes),
     4: _Bits(HALF, _nibbles, nibble_bytes),
     6: _Bits(
         HALF + HALF // 2,
         lambda runs: _nibbles(runs) | _quarters(runs[..., HALF:]) << 4,
-        lambda codes: torch.cat([nibble_bytes(codes), _quarter_bytes(codes >> 4)], 2),
+        lambda codes: torch.cat([nibble_bytes(codes), quarter_bytes(codes >> 4)], 2),
     ),
 }
 _BITS |= {bits + 1: _with_highest_bit(bits) for bits in (2, 4)}

@@ -28,17 +28,17 @@ def named_biases(table: Tensor, spec: DistanceBiases) -> SpreadColumns:
 def linear_biases(spec: LinearBiases, heads: range) -> Tensor:
     """Returns what kernels read of some heads, [heads, distances] float32."""
     last = spec.num_positions - 1
-    slopes = torch.tensor(_slopes(spec.num_heads)[heads.start : heads.stop])
+    slopes = torch.tensor(_slopes(spec.num_heads, spec.steepness)[heads.start : heads.stop])
     return -slopes[:, None] * torch.arange(-last, last + 1).abs()
 
 
-def _slopes(num_heads: int) -> list[float]:
+def _slopes(num_heads: int, steepness: int) -> list[float]:
     """Returns the factor of each head: powers of the first one, which lie between those of half as
     many heads if the number is no power of two."""
     whole = 2 ** int(math.log2(num_heads))
-    found = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    found = [2 ** (-steepness * (head + 1) / whole) for head in range(whole)]
     if whole < num_heads:
-        found += _slopes(2 * whole)[::2][: num_heads - whole]
+        found += _slopes(2 * whole, steepness)[::2][: num_heads - whole]
     return found
 
 

@@ -42,7 +42,8 @@ def _layers_with_experts(fields: Fields) -> list[bool]:
     num_layers = read_num_layers(fields)
     types = read_mlp_types(fields, num_layers)
     if types is None:
-        num_dense = fields.integer("first_k_dense_replace", 1, minimum=0)
+        first = fields.integer("first_last_k_dense_replace", 1, minimum=0)  # of the first files
+        num_dense = fields.integer("first_k_dense_replace", first, minimum=0)
         return [index >= num_dense for index in range(num_layers)]
     return [kind == SPARSE for kind in types]
 

@@ -38,7 +38,17 @@ _ONE_NORM = LayerNorms(before_mixer="input_layernorm")
 _TWO_NORMS = LayerNorms(before_mixer="ln_attn", before_mlp="ln_mlp")
 
 
+_OLD_NAMES = {
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_head_kv": "num_kv_heads",
+}
+"""The fields of the first files (RWForCausalLM), and what they are now. Those with a number of key
+heads are of the new architecture."""
+
+
 def configure(fields: Fields) -> ModelConfig:
+    fields = _with_new_names(fields)
     if fields.flag("alibi", False):
         raise fields.error("alibi true is not supported: positions are rotations")
     fields = fields.null_as_false("multi_query", "parallel_attn")
@@ -61,6 +71,14 @@ def configure(fields: Fields) -> ModelConfig:
     model = read_model(fields, [layer] * read_num_layers(fields), positions, tied=True)
     eps = fields.number("layer_norm_epsilon", 1e-5)
     return replace(model, norm=NormSpec(kind="layer", eps=eps, bias=True))
+
+
+def _with_new_names(fields: Fields) -> Fields:
+    old = {now: fields.values.get(then) for then, now in _OLD_NAMES.items()}
+    found = {name: value for name, value in old.items() if value is not None}
+    if "num_kv_heads" in found:
+        found["new_decoder_architecture"] = True
+    return fields.with_defaults(found)
 
 
 def _sizes(fields: Fields) -> dict[str, int | None]:

@@ -4,9 +4,10 @@ of another family."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shmllm.formats.internvl_chat import ENCODER
-from shmllm.models import llava
+from shmllm.models import internlm2, llava
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.vision.encoder_spec import EncoderSpec
@@ -21,6 +22,9 @@ from shmllm.models.vision.fields import (
     vision_fields,
 )
 from shmllm.models.vision.specs import InternVLTower, VisionSpec
+
+if TYPE_CHECKING:
+    from shmllm.models.layers import NamedWeights
 
 _NORMS = {"layer_norm": False, "rms_norm": True}
 
@@ -88,3 +92,11 @@ def _read_encoder(vision: Fields, whole: Fields) -> tuple[EncoderSpec, int]:
         final_norm=last and not vision.flag("use_mean_pooling", True),
     )
     return encoder, num_stored
+
+
+def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
+    """Returns the names of the language model; those of InternLM 2 are no default ones, which the
+    names of its norms tell."""
+    if config.layers[0].norms == internlm2.NORMS:
+        return internlm2.named_weights(weights, config)
+    return weights

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ class Storage:
             None: as floating numbers.
         made: receives the weights in that order; None: nobody asks.
         has_all: whether this process keeps what other stages of a pipeline have, too.
+        constants: what `shared_constant` has returned.
     """
 
     allocate: Allocator
@@ -70,6 +71,7 @@ class Storage:
     stored: Iterator[Sequence[Part]] | None = None
     made: list[Allocation] | None = None
     has_all: bool = False
+    constants: dict[Hashable, Tensor] = field(default_factory=dict)
 
     def tensor(self, *dimensions: Dimension) -> Tensor:
         """Allocates a weight that is never quantized."""
@@ -96,6 +98,13 @@ class Storage:
     def constant(self, values: Tensor) -> Tensor:
         """Returns the values beside the weights, likewise."""
         return self.allocate((0,), values.dtype).new_empty(values.shape).copy_(values)
+
+    def shared_constant(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Returns values beside the weights, likewise. All who ask for the same key share them."""
+        place = key, self.allocate  # a stage of a pipeline has no memory for the layers of others
+        if place not in self.constants:
+            self.constants[place] = self.constant(make())
+        return self.constants[place]
 
     def zeros(self, width: int) -> Tensor:
         """Returns [width] zeros beside the weights, likewise."""

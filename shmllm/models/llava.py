@@ -20,6 +20,7 @@ from shmllm.models.vision.specs import LlavaTower, VisionSpec
 
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 32000, "intermediate_size": 11008},
+    "internlm2": {"vocab_size": 103168, "intermediate_size": 11008},
     "mistral": {"vocab_size": 32000, "intermediate_size": 14336},
     "qwen2": {"vocab_size": 151936, "intermediate_size": 22016},
     "qwen3": {"vocab_size": 151936, "intermediate_size": 22016},

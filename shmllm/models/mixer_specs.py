@@ -115,6 +115,7 @@ class AttentionSpec:
         bias: whether the projections to queries, keys and values have a bias.
         key_bias: whether that to keys has one, too.
         output_scale: the factor of what the output projection reads.
+        output_norm: whether what it reads has a norm, over all heads.
         output_bias: whether the output projection has a bias.
         gated: whether the output is multiplied by a function of gates before the output projection.
         gate: the function.
@@ -148,6 +149,7 @@ class AttentionSpec:
     bias: bool = False
     key_bias: bool = True
     output_scale: float = 1.0
+    output_norm: bool = False
     output_bias: bool = False
     gated: bool = False
     gate: Gate = "sigmoid"

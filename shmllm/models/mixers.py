@@ -72,6 +72,8 @@ def _attend(ops: Ops, x: Tensor, residual: Tensor, attention: Attention) -> Tens
     out, scale = ops.attend(qkv, attention), attention.spec.output_scale
     if scale != 1:
         out = ops.scale(out, scale)
+    if attention.output_norm is not None:
+        out = ops.norm(out, attention.output_norm)
     return ops.linear(out, attention.o_proj)
 
 

@@ -383,8 +383,8 @@ class Ops(LinearOps, Protocol):
         """Computes an MLP: [tokens, hidden] -> [tokens, hidden].
 
         The result is ``down(act(gate(x)) * up(x))`` if it is gated, else ``down(act(up(x)))``. The
-        activation may have numbers, `MLP.learned`. A sparse one has ``max(gate(x) - cut, 0)`` in
-        place of ``gate(x)``, with the cut ``mean + deviations * deviation`` of the token's gates.
+        activation may have numbers, `MLP.learned`, and its output a norm. A sparse one has
+        ``max(gate(x) - cut, 0)``, with the cut ``mean + deviations * deviation`` of all gates.
         """
 
     def route(self, x: Tensor, moe: MoE) -> Routing:

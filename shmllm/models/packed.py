@@ -14,6 +14,7 @@ what other quantised checkpoints have.
     q2_k        2 bits        16: scale, offset 4 bits      q * scale + offset
     q3_k        3 bits        16: scale 8 bits              (q - 4) * scale
     ternary     2 bits        64: scale float16             (q - 1) * scale       TQ1_0, TQ2_0
+    ternary-f32 2 bits        64: scale float32             (q - 1) * scale       BitNet's
     iq4_nl      iq4           32: scale float16             q * scale
     iq4_xs      iq4           32: scale 8 bits              q * scale
     iq3_s       iq3_s         32: scale 8 bits              q * scale
@@ -88,8 +89,12 @@ def _fit_magnitude(values: Tensor, largest: float) -> Exact:
 
 
 def _fit_mean(values: Tensor, largest: float) -> Exact:
-    """The scale of BitNet's ternary weights: the mean magnitude."""
-    return values.abs().mean(-1) / largest, None
+    """The scale of BitNet's ternary weights: the mean magnitude; that of the numbers that are not
+    zero if it is the same of all, so that ternary weights stay what they are."""
+    magnitudes = values.abs()
+    most = magnitudes.amax(-1)
+    is_ternary = ((magnitudes == 0) | (magnitudes == most[..., None])).all(-1)
+    return torch.where(is_ternary, most, magnitudes.mean(-1)) / largest, None
 
 
 def _fit_range(values: Tensor, largest: float) -> Exact:
@@ -301,6 +306,7 @@ def _packings() -> list[Packing]:
         Packing("q2_k", two, 16, _offset(_fit_range_below_zero), PARAMETERS["k2"], 3),
         Packing("q3_k", CODES["3"], 16, _scaled(4, _fit_largest), k6, 4),
         Packing("ternary", two, 64, _scaled(1, _fit_mean), half, 1),
+        Packing("ternary-f32", two, 64, _scaled(1, _fit_mean), PARAMETERS["float32"], 1),
         _of_table("iq4_nl", "iq4", 32, half, 127, _fit_largest),
         _of_table("iq4_xs", "iq4", 32, k8, 127, _fit_largest),
         Packing("nf4", CODES["nf4"], 64, plain, PARAMETERS["float32"], 1),

@@ -13,6 +13,7 @@ from shmllm.models.fields import Fields
 METHODS: dict[str, str] = {
     "auto-round": "auto_round",
     "awq": "awq",
+    "bitnet": "bitnet",
     "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed_tensors",
     "fbgemm_fp8": "fp8",

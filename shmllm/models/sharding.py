@@ -46,7 +46,7 @@ def _divide(count: int, size: int, what: str) -> int:
 
 
 def _shard_attention(spec: AttentionSpec, size: int) -> AttentionSpec:
-    if spec.qk_norm == "row":  # each norm reads all heads
+    if spec.qk_norm == "row" or spec.output_norm:  # such a norm reads all heads
         return spec
     kv_heads = spec.num_kv_heads
     kv_heads = _divide(kv_heads, size, "key-value heads") if size % kv_heads else 1
@@ -81,7 +81,7 @@ def _shard_short_convolution(spec: ShortConvolutionSpec, size: int) -> ShortConv
 
 
 def _shard_mlp(spec: MLPSpec, size: int) -> MLPSpec:
-    if spec.sparsity:  # a cut depends on all columns
+    if spec.sparsity or spec.norm is not None:  # a cut or a norm reads all columns
         return spec
     return replace(spec, inner=_divide(spec.inner, size, "columns of an MLP"))
 

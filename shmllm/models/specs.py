@@ -59,12 +59,12 @@ class MLPSpec:
         activation: "silu", "gelu" (with the error function), "gelu_tanh", "relu", "relu_squared",
             or, without a gate, "xielu", whose numbers a model learns; see LEARNED.
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
-        bias: whether the projections have a bias.
-        up_bias: whether those to gate and up have one, too.
+        bias, up_bias: whether the projections have a bias, and whether those to gate and up, too.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:
             ``max(gate - cut, 0)`` takes the place of a gate; 0: they stay.
         bound: the largest activation of a gate, and the largest magnitude of what it multiplies;
             None: they stay. The MLP is gated then.
+        norm: the norm of what the last projection reads; None: there is none.
     """
 
     inner: int
@@ -74,6 +74,7 @@ class MLPSpec:
     up_bias: bool = True
     sparsity: float = 0.0
     bound: float | None = None
+    norm: NormSpec | None = None
 
     @property
     def deviations(self) -> float:
@@ -135,8 +136,7 @@ class MoESpec:
         best_of_group: the score of a group is the sum of this many of its experts' largest scores,
             1 or 2.
         router_float32: whether the router's weight is float32 in a model of any dtype.
-        router_bias: whether the router has a bias.
-        bias: whether the experts' projections have a bias.
+        router_bias, bias: whether the router, and the experts' projections, have a bias.
         output_bias: whether the sum of a token's experts has a bias. There is no shared one then.
         whole: whether a checkpoint has the weights of all experts in one tensor, and not one each.
         transposed: whether such a tensor is [experts, in, out], in transformers' modules too, and

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from shmllm.models.matrices import Destination
 
 
+_OLD_NAMES = {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"}
+"""The fields of the first files (StableLMEpochForCausalLM), and what they are now."""
+
+
 def configure(fields: Fields) -> ModelConfig:
+    old = {now: fields.values.get(then) for then, now in _OLD_NAMES.items()}
+    fields = fields.with_defaults({name: x for name, x in old.items() if x is not None})
     fields = fields.with_values(fields.values | {"head_dim": None})  # StableLM has no such field
     positions = read_positions(fields, 4096)
     attention = read_attention(fields, num_kv_heads=32, bias=fields.flag("use_qkv_bias", False))

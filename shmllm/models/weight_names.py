@@ -20,10 +20,12 @@ RENAMED_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "language_model.output.": "lm_head.",
     "model.text_model.": "model.",
     "backbone.": "model.",
     "gpt_neox.": "model.",
     "embed_out.": "lm_head.",
+    "output.": "lm_head.",
     "proj_out.": "lm_head.",
     **{f"{name}_encoder.bert_model.": "" for name in ("ctx", "question")},
     **{f"{name}.layers.": "model.layers." for name in ("nomic_bert", "roberta", "gte")},
@@ -31,8 +33,9 @@ RENAMED_PREFIXES = {
     **{f"{name}.": "" for name in ("nomic_bert", "gte", "new", "deberta", "albert", "ernie")},
     **{
         f"{name}.": f"transformer.{name}."
-        for name in ("h", "wte", "wpe", "word_embeddings", "ln_f")
+        for name in ("h", "blocks", "wte", "wpe", "word_embeddings", "ln_f", "norm_f")
     },
+    "word_embeddings_layernorm.": "transformer.word_embeddings_layernorm.",
     **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm", "embed_in")},
     **{
         f"{name}.": f"model.{name}."

@@ -13,6 +13,7 @@ from typing import Any
 from shmllm.formats.gguf_family import NUM_HEADS, NUM_KV_HEADS
 from shmllm.frontend.gguf.expert_fields import SIGMOIDS
 from shmllm.frontend.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS, llama3_factors
+from shmllm.models.bias_specs import LinearBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
 from shmllm.models.recurrent_specs import Mamba2Spec, MambaSpec, ShortConvolutionSpec
@@ -201,6 +202,12 @@ def _olmo(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     return {} if clip is None else {"attention.clamp_kqv": clip}
 
 
+def _mpt(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
+    biases = config.attentions[0].biases
+    assert isinstance(biases, LinearBiases), "MPT has these"
+    return _olmo(config, fields) | {"attention.max_alibi_bias": float(biases.steepness)}
+
+
 def _mistral3(config: ModelConfig, _: Mapping[str, Any]) -> Values:
     growth = config.attentions[0].growth
     if growth is None:
@@ -325,6 +332,7 @@ def _qwen3_vl(config: ModelConfig, fields: Mapping[str, Any]) -> Values:
 _OF_ARCHITECTURE: dict[str, Callable[[ModelConfig, Mapping[str, Any]], Values]] = {
     "llama4": _llama4,
     "mistral3": _mistral3,
+    "mpt": _mpt,
     "hunyuan-moe": _hunyuan_moe,
     "granite": _granite,
     "granitemoe": _granite,

@@ -16,18 +16,17 @@ import tokenizers
 
 from shmllm.errors import EngineStartError, QuantizeError
 from shmllm.formats.gguf import GgufHeader
-from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
-from shmllm.formats.tokenizer_files import FAST_FILE
-from shmllm.frontend.gguf.tokenizer import (
+from shmllm.formats.pieces import (
     BYTE,
     CONTROL,
-    NAMED_IDS,
     NORMAL,
     UNKNOWN,
     UNUSED,
     USER_DEFINED,
-    make_tokenizer,
 )
+from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from shmllm.formats.tokenizer_files import FAST_FILE
+from shmllm.frontend.gguf.tokenizer import NAMED_IDS, make_tokenizer
 from shmllm.frontend.text.chat_template import load_templates
 from shmllm.frontend.text.tokenizer_backend import load_backend
 from shmllm.models.fields import read_json_object

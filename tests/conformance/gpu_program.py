@@ -227,6 +227,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "apertus": {},
     "arcee": {},
+    "bitnet": {},
+    "internlm": {},
+    "telechat2": {"training_seqlen": 64, "ffn_hidden_size": 96},
+    "internlm2": {},
+    "bailing_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    "orion": {},
+    "baichuan": {"model_max_length": 64},
+    "bloom": {},
+    "mpt": {"max_seq_len": 64, "attn_config": {"clip_qkv": 0.5}},
     "decilm": {
         "block_configs": [
             {

@@ -52,6 +52,7 @@ LEFT_OUT = ("mistral", "phi3", "starcoder2")
 """Families whose windows llama.cpp leaves out."""
 TOLERANCES = {
     **dict.fromkeys(("gpt2", "gpt_neox", "phi", "starcoder2", "falcon", "falcon_7b"), 1e-3),
+    **dict.fromkeys(("bloom", "mpt"), 1e-3),
     **{"gemma": 5e-3, "gemma2": 5e-3, "gemma3": 5e-2, "gemma3n": 1e-2, "gemma4": 1e-2},
 }
 """llama.cpp takes GELU from a table in float16."""
@@ -223,12 +224,13 @@ PRE_TOKENIZERS = [
     *("minimax-m2", "exaone-moe", "afmoe", "hunyuan", "deepseek-v3", "deepseek-llm", "kimi-k2"),
     *("joyai-llm", "kanana2", "tiny_aya", "solar-open", "kormo", "f2llmv2", "minicpm5", "viking"),
     *("youtu", "pixtral", "midm-2.0", "gigachat", "a.x-4.0", "mellum", "trillion"),
+    *("bloom", "poro-chat", "gpt3-finnish"),
 ]
 FUSED = ("qwen3.5 with experts", "qwen3 next", "deepseek v2", "deepseek v3 with groups")
 """Families whose gates and ups of experts llama.cpp reads from one tensor, too."""
 
 
-WITH_QKV_ALONE = ("gpt2", "gpt_neox", "phi3", "falcon", "falcon_7b", "gpt_bigcode")
+WITH_QKV_ALONE = ("gpt2", "gpt_neox", "phi3", "falcon", "falcon_7b", "gpt_bigcode", "bloom", "mpt")
 """Families whose files never have queries, keys and values apart."""
 WITH_QKV = [
     case

@@ -24,6 +24,7 @@ from support.pooling_models import (
     write_modules,
     write_tokenizer,
 )
+from support.remote_decoders import as_internlm2
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError, SamplingParams
@@ -329,6 +330,26 @@ def test_reward_models(architecture: str, num_labels: int, tmp_path: Path) -> No
     with LLM(str(tmp_path), **OPTIONS, max_num_batched_tokens=32) as llm:
         rewards = pool(llm, PROMPTS, LOGITS)
         assert_vectors_close(rewards, [model.rewards(each) for each in PROMPTS], TOLERANCE)
+        assert llm.front_end.info.pooling.task == "token_classify"
+
+
+@torch.inference_mode()
+def test_rewards_of_internlm2(tmp_path: Path) -> None:
+    """Llama with one projection, under other names."""
+    model = make_pooling_model("llama", "Model", tmp_path)
+    head = torch.randn(1, model.config.hidden_size)
+    named = {f"model.{name}": each for name, each in model.state_dict().items()}
+    weights = as_internlm2(named, model.config.num_key_value_heads) | {"v_head.weight": head}
+    save_file(
+        {name: each.clone() for name, each in weights.items()}, tmp_path / "model.safetensors"
+    )
+    own = {"architectures": ["InternLM2ForRewardModel"], "model_type": "internlm2", "bias": False}
+    rewrite_config(tmp_path, **own)
+    with LLM(str(tmp_path), **OPTIONS, max_num_batched_tokens=32) as llm:
+        states = [model(torch.tensor([each])).last_hidden_state[0] for each in PROMPTS]
+        assert_vectors_close(
+            pool(llm, PROMPTS, LOGITS), [each @ head.T for each in states], TOLERANCE
+        )
         assert llm.front_end.info.pooling.task == "token_classify"
 
 

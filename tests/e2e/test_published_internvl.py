@@ -36,10 +36,15 @@ def generate(llm: LLM, mark: str) -> list[Any]:
     return llm.generate(prompts, PARAMS, use_tqdm=False)
 
 
-@pytest.mark.parametrize("vision", [OF_6B, slow(OF_300M)])
-def test_tokens_are_those_of_transformers(vision: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("vision", "text"), [(OF_6B, "llama"), slow(OF_300M, "qwen2"), slow(OF_6B, "qwen2")]
+)
+def test_tokens_are_those_of_transformers(
+    vision: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    """InternLM 2 is Llama under other names."""
     directory = tmp_path / "model"
-    model = make_vision_model("internvl", directory, vision=vision)
+    model = make_vision_model("internvl", directory, vision=vision, model_type=text)
     with LLM(str(directory), **OPTIONS) as llm:
         others = generate(llm, "<IMG_CONTEXT>")
     publish(directory)

@@ -276,6 +276,9 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
     "starcoder": ("gpt_bigcode", {"n_inner": 72}, None),
     "starcoder with keys of each head": ("gpt_bigcode", {"multi_query": False}, None),
     "jais2": ("jais2", {}, None),
+    "bloom": ("bloom", {}, None),
+    "orion": ("orion", {}, None),
+    "mpt": ("mpt", {"n_heads": 6, "attn_config": {"clip_qkv": 0.5}}, None),
     "minicpm3": (
         "minicpm3",
         {"kv_lora_rank": 32, "q_lora_rank": 28, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}

@@ -423,6 +423,7 @@ OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "minimax_m2": _add_minimax,
     "afmoe": _add_afmoe,
     "dots1": _add_dots1,
+    "bailing_moe": _add_experts_of_deepseek,
     "bailing_moe_v2": _add_bailing,
     "mimo_v2_flash": _add_mimo,
     "deepseek": _add_experts_of_deepseek,

@@ -72,6 +72,7 @@ ARCHITECTURES = {
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "afmoe": gguf.MODEL_ARCH.AFMOE,
     "mimo_v2_flash": gguf.MODEL_ARCH.MIMO2,
+    "bailing_moe": gguf.MODEL_ARCH.BAILINGMOE,
     "bailing_moe_v2": gguf.MODEL_ARCH.BAILINGMOE2,
     "deepseek": gguf.MODEL_ARCH.DEEPSEEK,
     "dots1": gguf.MODEL_ARCH.DOTS1,
@@ -82,11 +83,22 @@ ARCHITECTURES = {
     "falcon": gguf.MODEL_ARCH.FALCON,
     "gpt_bigcode": gguf.MODEL_ARCH.STARCODER,
     "jais2": gguf.MODEL_ARCH.JAIS2,
+    "bloom": gguf.MODEL_ARCH.BLOOM,
+    "orion": gguf.MODEL_ARCH.ORION,
+    "internlm2": gguf.MODEL_ARCH.INTERNLM2,
+    "mpt": gguf.MODEL_ARCH.MPT,
     "minicpm3": gguf.MODEL_ARCH.MINICPM3,
 }
 PERMUTED = (
-    *("llama", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
-    *("deepseek", "granitemoe", "granitemoeshared", "granitemoehybrid", "ministral3"),
+    *("llama", "internlm2", "mistral", "mixtral", "smollm3", "granite", "arcee", "olmo"),
+    *(
+        "bailing_moe",
+        "deepseek",
+        "granitemoe",
+        "granitemoeshared",
+        "granitemoehybrid",
+        "ministral3",
+    ),
 )
 _UNROUNDED = (
     *("ffn_gate_inp", "shortconv.conv.", "ssm_conv1d.", "position_embd.", "_norm."),
@@ -655,7 +667,15 @@ def _of_experts(name: str, values: Array, config: Any) -> Iterator[tuple[str, Ar
         yield f"{name}.weight" if name.endswith("experts.down_proj") else name, values
 
 
+def _of_bloom(name: str, values: Array, config: Any) -> Iterator[tuple[str, Array]]:
+    """The converter takes the names of the bare model."""
+    if "query_key_value" in name:
+        values = _all_queries_first(values, config)
+    yield name.removeprefix("transformer."), values
+
+
 _ARRANGED: dict[str, Callable[[str, Array, Any], Iterator[tuple[str, Array]]]] = {
+    "bloom": _of_bloom,
     "gpt_oss": _of_gpt_oss,
     **dict.fromkeys(("bailing_moe_v2", "mimo_v2_flash"), _of_experts),
     "gemma3n_text": _of_gemma3n,

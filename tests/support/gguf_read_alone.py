@@ -89,6 +89,12 @@ _NEMOTRON: Options = {
     "head_dim": 16,
 }
 READ_ALONE: dict[str, tuple[str, Options]] = {
+    "internlm2": ("internlm2", {"bias": False}),
+    "ling 1": (
+        "bailing_moe",
+        {"num_experts": 6, "num_experts_per_tok": 2, "num_shared_experts": 2}
+        | {"moe_intermediate_size": 24},
+    ),
     "mimo v2 flash": ("mimo_v2_flash", _MIMO),
     "mimo v2 flash without a factor": (
         "mimo_v2_flash",

@@ -19,18 +19,15 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     """Add the metadata that each model has, and those of its family."""
     family = config.model_type
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(getattr(config, "max_position_embeddings", 2**20))
+    lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    writer.add_context_length(next(filter(None, lengths), 2**11 if family == "bloom" else 2**20))
     writer.add_embedding_length(config.hidden_size)
     if family in ("mamba", "falcon_mamba", "mamba2"):
         add_mixers(writer, config)
         return
     writer.add_head_count(config.num_attention_heads)
     if family in _WITHOUT_FIELDS:
-        inner = getattr(config, "ffn_hidden_size", None) or getattr(config, "n_inner", None)
-        writer.add_feed_forward_length(inner or 4 * config.hidden_size)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
-        if family != "gpt2":
-            writer.add_head_count_kv(num_kv_heads(config))
+        _add_sizes_without_fields(writer, config)
         return
     _add_sizes_of_layers(writer, config)
     if family == "olmo":
@@ -52,6 +49,19 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
         own(writer, config)
 
 
+def _add_sizes_without_fields(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Add the sizes of a model whose fields have other names."""
+    inner = getattr(config, "ffn_hidden_size", None) or getattr(config, "n_inner", None)
+    writer.add_feed_forward_length(inner or 4 * config.hidden_size)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    if config.model_type == "mpt":
+        writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
+        if config.attn_config.clip_qkv:
+            writer.add_clamp_kqv(config.attn_config.clip_qkv)
+    if config.model_type != "gpt2":
+        writer.add_head_count_kv(num_kv_heads(config))
+
+
 def _add_sizes_of_layers(writer: gguf.GGUFWriter, config: Any) -> None:
     """Add the width of MLPs and the number of key heads, if all layers have the same."""
     family = config.model_type
@@ -66,12 +76,13 @@ def _add_sizes_of_layers(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_head_count_kv(1 if family in LATENTS else config.num_key_value_heads)
 
 
-_WITHOUT_FIELDS = ("gpt2", "gpt_bigcode", "falcon")
+_WITHOUT_FIELDS = ("gpt2", "gpt_bigcode", "falcon", "bloom", "mpt")
 """Model types whose fields have other names, or which have none of most of them."""
 _LAYER_NORM_EPS = {
     **dict.fromkeys(
         ("cohere", "cohere2", "gpt_neox", "phi", "stablelm", "jais2"), "layer_norm_eps"
     ),
     "nemotron": "norm_eps",
+    "orion": "rms_norm_eps",
     "starcoder2": "norm_epsilon",
 }

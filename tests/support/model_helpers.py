@@ -10,8 +10,15 @@ import torch
 from support.auto_model import model_of
 from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
+from support.remote_decoders import (
+    BaichuanConfig,
+    InternLM2Config,
+    InternLMConfig,
+    OrionConfig,
+    TeleChat2Config,
+)
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
-from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
+from support.remote_mixtures import BailingMoeConfig, BailingMoeV2Config, DeepseekConfig
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
@@ -19,6 +26,8 @@ from transformers import (
     ArceeConfig,
     AutoConfig,
     BambaConfig,
+    BitNetConfig,
+    BloomConfig,
     CodeGenConfig,
     Cohere2Config,
     Cohere2MoeConfig,
@@ -87,6 +96,7 @@ from transformers import (
     Mistral4Config,
     MistralConfig,
     MixtralConfig,
+    MptConfig,
     NanoChatConfig,
     NemotronConfig,
     NemotronHConfig,
@@ -147,11 +157,17 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "afmoe": AfmoeConfig,
     "apertus": ApertusConfig,
     "arcee": ArceeConfig,
+    "baichuan": BaichuanConfig,
+    "bailing_moe": BailingMoeConfig,
     "bailing_moe_v2": BailingMoeV2Config,
     "exaone": ExaoneConfig,
+    "internlm": InternLMConfig,
+    "internlm2": InternLM2Config,
     "internlm3": InternLM3Config,
     "iquestcoder": IQuestCoderConfig,
     "bamba": BambaConfig,
+    "bitnet": BitNetConfig,
+    "bloom": BloomConfig,
     "codegen": CodeGenConfig,
     "cohere": CohereConfig,
     "cohere2_moe": Cohere2MoeConfig,
@@ -220,6 +236,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "ministral3": Ministral3Config,
     "mistral": MistralConfig,
     "mistral4": Mistral4Config,
+    "mpt": MptConfig,
     "nanochat": NanoChatConfig,
     "nemotron": NemotronConfig,
     "nemotron_h": NemotronHConfig,
@@ -229,6 +246,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "olmo3": Olmo3Config,
     "olmo_hybrid": OlmoHybridConfig,
     "opt": OPTConfig,
+    "orion": OrionConfig,
     "phi": PhiConfig,
     "phimoe": PhimoeConfig,
     "phi3": Phi3Config,
@@ -240,6 +258,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "stablelm": StableLmConfig,
     "starcoder2": Starcoder2Config,
     "step3p5": Step3p7TextConfig,
+    "telechat2": TeleChat2Config,
     "vaultgemma": VaultGemmaConfig,
     "youtu": YoutuConfig,
     "qwen2": Qwen2Config,

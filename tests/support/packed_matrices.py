@@ -37,6 +37,7 @@ LAYOUTS = {
     "q2_k": Layout("2", 16, "offset", "k2"),
     "q3_k": Layout("3", 16, "scaled", "k6", 4),
     "ternary": Layout("2", 64, "scaled", "float16", 1),
+    "ternary-f32": Layout("2", 64, "scaled", "float32", 1),
     "iq4_nl": Layout("iq4", 32, "scaled", "float16"),
     "iq4_xs": Layout("iq4", 32, "scaled", "k8"),
     "iq3_s": Layout("iq3_s", 32, "scaled", "k8"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from support.remote_decoders import as_internlm2
 from torch import Tensor
 
 _RENAMED = {
@@ -46,8 +47,14 @@ def publish(directory: Path, **fields: Any) -> None:
         fields: take the place of those in config.json.
     """
     path = directory / "model.safetensors"
-    save_file(_published(load_file(path)), path)
     config = json.loads((directory / "config.json").read_text())
+    weights, text = _published(load_file(path)), config["text_config"]
+    text["architectures"] = ["Qwen2ForCausalLM"]
+    if text["model_type"] == "llama":
+        weights = _with_internlm2(weights, text["num_key_value_heads"])
+        own = {"model_type": "internlm2", "architectures": ["InternLM2ForCausalLM"], "bias": False}
+        text |= own
+    save_file(weights, path)
     settings = json.loads((directory / "preprocessor_config.json").read_text())
     vision = config["vision_config"]
     size = vision["image_size"]
@@ -67,7 +74,7 @@ def publish(directory: Path, **fields: Any) -> None:
         "downsample_ratio": config["downsample_ratio"],
         "dynamic_image_size": True,
         "force_image_size": side,
-        "llm_config": config["text_config"] | {"architectures": ["Qwen2ForCausalLM"]},
+        "llm_config": text,
         "max_dynamic_patch": settings["max_patches"],
         "min_dynamic_patch": settings["min_patches"],
         "pad2square": False,
@@ -83,6 +90,14 @@ def publish(directory: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": _TEMPLATE}))
     of_clip = {"crop_size": 448, "feature_extractor_type": "CLIPFeatureExtractor", "size": 448}
     (directory / "preprocessor_config.json").write_text(json.dumps(of_clip))
+
+
+def _with_internlm2(weights: dict[str, Tensor], groups: int) -> dict[str, Tensor]:
+    """The same with the language model's tensors as InternLM 2 has them."""
+    prefix = "language_model."
+    text = {name.removeprefix(prefix): each for name, each in weights.items() if prefix in name}
+    found = {f"{prefix}{name}": each for name, each in as_internlm2(text, groups).items()}
+    return {name: each for name, each in weights.items() if prefix not in name} | found
 
 
 def _published(weights: dict[str, Tensor]) -> dict[str, Tensor]:

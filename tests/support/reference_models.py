@@ -14,7 +14,14 @@ import torch
 import transformers
 from support.auto_model import model_of
 from support.one_thread import one_thread
-from support.remote_mixtures import BailingMoeV2Config, DeepseekConfig
+from support.remote_decoders import (
+    BaichuanConfig,
+    InternLM2Config,
+    InternLMConfig,
+    OrionConfig,
+    TeleChat2Config,
+)
+from support.remote_mixtures import BailingMoeConfig, BailingMoeV2Config, DeepseekConfig
 from support.scoring import choices
 from support.variants import diagonal, slow
 
@@ -162,7 +169,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "apertus": ("Apertus", {}),
     "arcee": ("Arcee", {}),
+    "bitnet": ("BitNet", {}),
+    "bloom": ("Bloom", {"intermediate_size": 256}),
+    "mpt": ("Mpt", {"intermediate_size": 256}),
     "exaone": ("Exaone", {}),
+    "telechat2": ("TeleChat2", {"ffn_hidden_size": 96}),
+    "internlm": ("InternLM", {"num_key_value_heads": 4}),
+    "internlm2": ("InternLM2", {"bias": False}),
+    "bailing_moe": (
+        "BailingMoe",
+        {"num_experts": 16, "num_experts_per_tok": 4, "num_shared_experts": 2}
+        | {"moe_intermediate_size": 32, "first_k_dense_replace": 1},
+    ),
+    "orion": ("Orion", {}),
+    "baichuan": ("Baichuan", {"num_key_value_heads": 4}),
+    "baichuan_13b": ("Baichuan", {"num_key_value_heads": 4, "model_max_length": 2048}),
     "internlm3": ("InternLM3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "cwm": ("Cwm", {"head_dim": 16, "sliding_window": 48, "num_hidden_layers": 5}),
     "hyperclovax": (
@@ -417,7 +438,25 @@ RECURRENT = (
 )
 """Those whose layers have states."""
 DENSE = (
-    *("apertus", "arcee", "cohere", "ernie4_5", "exaone", "exaone4", "glm", "internlm3"),
+    *(
+        "apertus",
+        "arcee",
+        "bitnet",
+        "internlm",
+        "telechat2",
+        "internlm2",
+        "orion",
+        "baichuan",
+        "baichuan_13b",
+        "bloom",
+        "mpt",
+        "cohere",
+        "ernie4_5",
+        "exaone",
+        "exaone4",
+        "glm",
+        "internlm3",
+    ),
     *("opt", "seed_oss", "stablelm", "starcoder2"),
     *("gemma", "gpt_neox", "gptj", "helium", "nemotron", "olmo", "phi"),
     *("hunyuan_v1_dense", "ministral3", "nanochat", "granite_swa"),
@@ -431,6 +470,7 @@ WITH_EXPERTS = (
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
     *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
+    "bailing_moe",
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -442,7 +482,9 @@ NOT_IN_GGUF = (
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid", "minimax"),
+    *("bitnet", "internlm2"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
+    *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
@@ -542,7 +584,13 @@ def draw_weights(model: Any) -> None:
                 buffer.normal_(0.0, 0.2)
 
 
-OTHERS = {each.__name__: each for each in (BailingMoeV2Config, DeepseekConfig)}
+OTHERS = {
+    each.__name__: each
+    for each in (
+        *(BailingMoeConfig, BailingMoeV2Config, DeepseekConfig),
+        *(InternLMConfig, InternLM2Config, OrionConfig, BaichuanConfig, TeleChat2Config),
+    )
+}
 """The configurations that transformers lacks."""
 
 

@@ -111,6 +111,32 @@ class DeepseekForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         _write(self, directory, tensors)
 
 
+class BailingMoeConfig(DeepseekConfig):
+    """DeepSeek-MoE with other names of fields."""
+
+    model_type = "bailing_moe"
+
+    num_experts: int = 8
+    num_shared_experts: int = 1
+    norm_topk_prob: bool = True
+    use_bias: bool = False
+    rms_norm_eps: float = 1e-5
+    max_position_embeddings: int = 16384
+
+    def __post_init__(self, **options: Any) -> None:
+        self.n_routed_experts = self.num_experts
+        self.n_shared_experts = self.num_shared_experts
+        super().__post_init__(**options)
+
+
+class BailingMoeForCausalLM(DeepseekForCausalLM):
+    config_class = BailingMoeConfig
+
+    def save_pretrained(self, directory: Path, **_: Any) -> None:
+        """Writes the names that the family's files have."""
+        _write(self, directory, dict(published(self.state_dict())))
+
+
 def _write(model: Any, directory: Path, tensors: dict[str, Tensor]) -> None:
     Path(directory).mkdir(exist_ok=True)
     save_file(tensors, Path(directory) / "model.safetensors", {"format": "pt"})
@@ -177,6 +203,7 @@ class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):  # type: igno
 for _config, _model in (
     (BailingMoeV2Config, BailingMoeV2ForCausalLM),
     (DeepseekConfig, DeepseekForCausalLM),
+    (BailingMoeConfig, BailingMoeForCausalLM),
 ):
     AutoConfig.register(_config.model_type, _config)
     AutoModelForCausalLM.register(_config, _model)

@@ -14,7 +14,7 @@
     q6_k                      6 bits      16          (q - 32) * s        k6
     q2_k                      2 bits      16          q * s + m           k2
     q3_k                      3 bits      16          (q - 4) * s         k6
-    ternary                   2 bits      64          (q - 1) * s         float16
+    ternary, ternary-f32      2 bits      64          (q - 1) * s         float16, float32
     iq4_nl, iq4_xs            iq4         32          number * s          float16, k8
     iq3_s, iq3_xxs            of 4 bits   32          number * s          k8
     iq2, iq1                  of 3 bits   16          number * s          k6
@@ -191,6 +191,7 @@ PACKINGS = {
     "q2_k": Packing(integers(2), 16, OFFSET, "k2"),
     "q3_k": Packing(integers(3, 4), 16, SCALED, "k6"),
     "ternary": Packing(integers(2, 1), 64, SCALED, "float16"),
+    "ternary-f32": Packing(integers(2, 1), 64, SCALED, "float32"),
     "iq4_nl": Packing(_IQ4, 32, SCALED, "float16"),
     "iq4_xs": Packing(_IQ4, 32, SCALED, "k8"),
     "iq3_s": Packing(of_table(4, IQ3_S, 16), 32, SCALED, "k8"),

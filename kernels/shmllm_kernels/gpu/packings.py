@@ -137,6 +137,7 @@ PACKINGS = {
     "q2_k": Packing(TWO, 16, "offset", "k2"),
     "q3_k": Packing(THREE, 16, "scaled", "k6", 4),
     "ternary": Packing(TWO, 64, "scaled", "float16", 1),
+    "ternary-f32": Packing(TWO, 64, "scaled", "float32", 1),
     "iq4_nl": Packing(IQ4, 32, "scaled", "float16"),
     "iq4_xs": Packing(IQ4, 32, "scaled", "k8"),
     "iq3_s": Packing(IQ3_S, 32, "scaled", "k8"),

@@ -31,8 +31,9 @@ _LAYER_NORM_EPS = {
     **dict.fromkeys(
         ("cohere", "cohere2", "gpt_neox", "phi", "stablelm", "jais2"), "layer_norm_eps"
     ),
-    **dict.fromkeys(("gpt2", "gpt_bigcode", "falcon"), "layer_norm_epsilon"),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "falcon", "bloom", "mpt"), "layer_norm_epsilon"),
     "nemotron": "norm_eps",
+    "orion": "rms_norm_eps",
     "olmo": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
 }

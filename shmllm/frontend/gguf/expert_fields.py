@@ -183,6 +183,12 @@ def _deepseek(known: Metadata, config: Json) -> Json:
     return experts_of_deepseek(known, config) | {"norm_topk_prob": False}
 
 
+def _bailing_moe(known: Metadata, config: Json) -> Json:
+    """Ling 1 is DeepSeek-MoE but for the weights of experts."""
+    divides = known.flag("expert_weights_norm", False)
+    return experts_of_deepseek(known, config) | {"norm_topk_prob": divides}
+
+
 def _bailing_moe_v2(known: Metadata, config: Json) -> Json:
     check_sigmoids(known)
     if not known.flag("expert_weights_norm", False):
@@ -276,6 +282,7 @@ OF_MIXTURE: dict[str, Callable[[Metadata, Json], Json]] = {
     "glm4_moe": _glm4_moe,
     "dots1": _dots1,
     "deepseek": _deepseek,
+    "bailing_moe": _bailing_moe,
     "bailing_moe_v2": _bailing_moe_v2,
     "minimax_m2": _minimax_m2,
     "afmoe": _afmoe,

@@ -281,6 +281,43 @@ def _falcon(known: Metadata, config: Json) -> Json:
     }
 
 
+def _check_linear_biases(known: Metadata, config: Json) -> None:
+    """Refuses a model with other sizes than those of transformers' class, which has no fields of
+    heads of keys, of a width of heads, nor of MLPs."""
+    heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+    wanted = {
+        "num_key_value_heads": heads,
+        "head_dim": hidden_size // heads,
+        "intermediate_size": 4 * hidden_size,
+    }
+    for name, value in wanted.items():
+        if config[name] != value:
+            raise known.header.error(f"{name} {config[name]} is not supported; supported: {value}")
+
+
+def _bloom(known: Metadata, config: Json) -> Json:
+    _check_linear_biases(known, config)
+    return no_window(known, config) | {"seq_length": config["max_position_embeddings"]}
+
+
+def _mpt(known: Metadata, config: Json) -> Json:
+    """The activation has the error function, which llama.cpp approximates."""
+    _check_linear_biases(known, config)
+    for name in ("attn_q_norm.weight", "attn_qkv.bias"):
+        if known.has_tensors(name):
+            raise known.header.error(f"an MPT with tensors {name} is not supported")
+    steepness = known.number("attention.max_alibi_bias")
+    if steepness != int(steepness) or steepness < 1:
+        raise known.header.error(f"attention.max_alibi_bias {steepness:g} is not supported")
+    return no_window(known, config) | {
+        "max_seq_len": config["max_position_embeddings"],
+        "attn_config": {
+            "alibi_bias_max": int(steepness),
+            "clip_qkv": scale(known, "attention.clamp_kqv", 0.0) or None,
+        },
+    }
+
+
 OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "llama": _llama,
     "ministral3": _mistral3,
@@ -308,5 +345,7 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "gpt_bigcode": _gpt_bigcode,
     "falcon": _falcon,
     "jais2": _relu_squared,
+    "bloom": _bloom,
+    "mpt": _mpt,
 }
 """By the model's type; a type that no such table has has no fields of its own, and no window."""

@@ -7,22 +7,26 @@ shapes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from shmllm.formats.gguf import GgufHeader, shown
+from shmllm.formats.pieces import (
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    USER_DEFINED,
+    merges_of_scores,
+)
 from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
 Json = dict[str, Any]
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""llama.cpp's types of tokens."""
 _LONGEST_TOKEN = 4096
 _NO_VOCABULARY = "none"
-_SPACE = "\u2581"
-_SPACES_TO_LETTERS: Json = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_SPACES_TO_LETTERS: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _LETTERS_TO_SPACES: tuple[Json, ...] = (
-    {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+    {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
     {"type": "ByteFallback"},
     {"type": "Fuse"},
 )
@@ -159,9 +163,9 @@ def _pair(merge: str) -> list[str]:
 def _sentence_piece(_header: GgufHeader, vocabulary: Vocabulary) -> tuple[Json, bool]:
     normalizers, decoders = [_SPACES_TO_LETTERS], [*_LETTERS_TO_SPACES]
     if vocabulary.flag("add_space_prefix", True):
-        normalizers.insert(0, {"type": "Prepend", "prepend": _SPACE})
+        normalizers.insert(0, {"type": "Prepend", "prepend": SPACE})
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    merges = _merges_of_scores(
+    merges = merges_of_scores(
         vocabulary.tokens, vocabulary.kinds, vocabulary.array("scores", float)
     )
     return _with_bytes(vocabulary, merges, normalizers, decoders), True
@@ -189,29 +193,6 @@ def _with_bytes(
             byte_fallback=True,
         ),
     }
-
-
-def _merges_of_scores(
-    tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
-) -> list[list[str]]:
-    """The merges that SentencePiece makes: the two symbols whose token has the highest score.
-
-    SentencePiece has no list of merges; it joins any two symbols whose text is a token. Each split
-    of a token into two tokens is a merge, therefore, and the token's score is its rank. The splits
-    of one token have the same score; the longest first part comes first, as in transformers.
-    """
-    ranks = {
-        token: -score
-        for token, kind, score in zip(tokens, kinds, scores, strict=False)
-        if kind == NORMAL
-    }
-    merges = []
-    for token in sorted(ranks, key=ranks.__getitem__):
-        for middle in range(len(token) - 1, 0, -1):
-            left, right = token[:middle], token[middle:]
-            if left in ranks and right in ranks:
-                merges.append([left, right])
-    return merges
 
 
 def _bpe(vocabulary: Vocabulary, merges: list[list[str]], **options: Any) -> Json:

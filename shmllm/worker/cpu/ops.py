@@ -360,6 +360,8 @@ class CpuOps:
             self._products.record_gate_and_up(self._num_tokens, x, mlp, out)
         else:
             self._activate(self.linear(x, mlp.gate_up_proj), mlp, out)
+        if mlp.norm is not None:
+            out = self.norm(out, mlp.norm)
         return self.linear(out, mlp.down_proj)
 
     def _activate(self, projected: Tensor, mlp: MLP, out: Tensor) -> None:

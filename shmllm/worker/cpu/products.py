@@ -157,6 +157,7 @@ class Products:
             spec.gated
             and not spec.sparsity
             and spec.bound is None
+            and spec.norm is None
             and not others
             and mlp.gate_up_proj.bias is None
             and spec.inner % gated_tiles.WIDTH_STEP == 0

@@ -256,6 +256,8 @@ class FusedOps:
         else:
             activation = Activation(spec.activation, spec.gated)
             out = self._multiply(product, out, activation=activation)
+        if mlp.norm is not None:
+            out = self._ops.norm(out, mlp.norm)
         return self.linear(out, mlp.down_proj)
 
     def join(self, embeds: Any, hidden: Any, norms: tuple[Norm, Norm], projection: Linear) -> Any:

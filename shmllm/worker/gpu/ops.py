@@ -337,7 +337,7 @@ class GpuOps:
         is_apart = self._lora is not None or needs_whole_product(mlp)
         if is_apart or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
             activate_mlp(out, self.linear(x, mlp.gate_up_proj), mlp)
-        return self.linear(out, mlp.down_proj)
+        return self.linear(out if mlp.norm is None else self.norm(out, mlp.norm), mlp.down_proj)
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         return self._experts.route(x, self._query_starts, moe)

@@ -179,8 +179,8 @@ def test_numbers_that_are_no_ids_are_passed_over(number: str, tmp_path: Path) ->
         ({"llm_config": None}, "'llm_config' must be an object, not None"),
         ({"vision_config": []}, r"'vision_config' must be an object, not \[\]"),
         (
-            {"llm_config": LANGUAGE | {"model_type": "internlm2"}},
-            "model_type 'internlm2' is not supported",
+            {"llm_config": LANGUAGE | {"model_type": "internlm3"}},
+            "model_type 'internlm3' is not supported",
         ),
     ],
 )

@@ -381,6 +381,47 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "granite-hybrid-all-experts": ("granite_moe_hybrid", GRANITE | {"num_experts_per_tok": 6}),
+    "bitnet": ("bitnet", {}),
+    "bitnet-biases": (
+        "bitnet",
+        {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": None}
+        | {"hidden_act": "silu", "rms_norm_eps": 0.1},
+    ),
+    "bloom": ("bloom", {}),
+    "bailing-moe": (
+        "bailing_moe",
+        {"num_experts": 8, "num_experts_per_tok": 3, "num_shared_experts": 2}
+        | {"moe_intermediate_size": 24},
+    ),
+    "bailing-moe-all-experts": (
+        "bailing_moe",
+        {"num_experts": 4, "num_experts_per_tok": 4, "first_k_dense_replace": 1, "head_dim": 16}
+        | {"norm_topk_prob": False, "moe_intermediate_size": 24, "tie_word_embeddings": True},
+    ),
+    "internlm": ("internlm", {}),
+    "telechat2": ("telechat2", {"tie_word_embeddings": False}),
+    "telechat2-long": (
+        "telechat2",
+        {"training_seqlen": 32768, "layer_norm_epsilon": 0.1, "num_key_value_heads": 6}
+        | {"tie_word_embeddings": True},
+    ),
+    "internlm2": ("internlm2", {"bias": False}),
+    "orion": ("orion", {}),
+    "orion-tied": ("orion", {"tie_word_embeddings": True, "rms_norm_eps": 0.1}),
+    "baichuan": ("baichuan", {}),
+    "baichuan-biases": ("baichuan", {"model_max_length": 64}),
+    "internlm2-biases": (
+        "internlm2",
+        {"num_key_value_heads": None, "tie_word_embeddings": True}
+        | {"rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0}},
+    ),
+    "bloom-untied": ("bloom", {"tie_word_embeddings": False, "layer_norm_epsilon": 0.1}),
+    "mpt": ("mpt", {"n_heads": 6}),
+    "mpt-bounds": (
+        "mpt",
+        {"tie_word_embeddings": False, "n_heads": 4, "layer_norm_epsilon": 0.1}
+        | {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}},
+    ),
     "nemotron-h": ("nemotron_h", NEMOTRON),
     "nemotron-h-experts": ("nemotron_h", NEMOTRON_EXPERTS),
     "nemotron-h-groups": (
@@ -1107,6 +1148,7 @@ VARIANTS_OF_ROUTERS = {
     "laguna-all-experts",
     "deepseek-all-experts",
     "bailing-moe-v2-all-experts",
+    "bailing-moe-all-experts",
     "afmoe-all-experts",
     "dbrx-all-experts",
     "cohere2-moe-all-experts",
@@ -1186,6 +1228,15 @@ BFLOAT16 = [
     "cohere2-moe-all-experts",
     "apertus",
     "arcee",
+    "bitnet",
+    "bloom",
+    "mpt",
+    "bailing-moe-all-experts",
+    "telechat2",
+    "internlm",
+    "internlm2",
+    "orion",
+    "baichuan",
     "decilm",
     "mimo",
     "minicpm",

@@ -47,6 +47,13 @@ OF_DEEPSEEK = (
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
     "bailing_moe_v2",
+    "baichuan",
+    "telechat2",
+    "bailing_moe",
+    "internlm",
+    "bitnet",
+    "bloom",
+    "mpt",
     "deepseek",
     "dbrx",
     "decilm",

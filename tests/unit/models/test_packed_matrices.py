@@ -35,7 +35,7 @@ ROUNDED_BY_GGUF = {
 }  # fmt: skip
 LARGEST_ERROR = {"1": 0.6, "2": 0.45, "3": 0.25, "4": 0.14, "5": 0.06, "6": 0.03, "8": 0.03}
 """Relative to the norm of a row of normally distributed numbers, by the bits of a number."""
-BITS = {"nf4": "4", "mxfp4": "4", "nvfp4": "4", "fp8": "8", "ternary": "1"}
+BITS = {"nf4": "4", "mxfp4": "4", "nvfp4": "4", "fp8": "8", "ternary": "1", "ternary-f32": "1"}
 USUAL_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "Q2_K", "Q3_K", "IQ2_S")
 WIDE = {
     "hidden_size": 256,

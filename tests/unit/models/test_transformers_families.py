@@ -43,10 +43,14 @@ SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
 IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
-    *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel"),
     *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "Step3p5ForCausalLM"),
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel", "BgeM3EmbeddingModel"),
     *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),
+    *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel", "MPTForCausalLM"),
+    *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
+    *("TeleChat2ForCausalLM", "InternLMForCausalLM", "AquilaForCausalLM", "RWForCausalLM"),
+    *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
+    *("XverseForCausalLM"),
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
