@@ -13,9 +13,9 @@ from shmllm.errors import EngineStartError
 from shmllm.formats.eagle_heads import in_terms_of_vllm
 from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.formats.thinker import thinker_of
+from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.own_names import MODEL_TYPES, own_name
-from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
 
 DTYPES = ("float32", "float16", "bfloat16")
 

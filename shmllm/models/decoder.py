@@ -17,9 +17,10 @@ from shmllm.models.decoder_layer import DecoderLayer
 from shmllm.models.further_layer import FurtherLayer
 from shmllm.models.heads import Head
 from shmllm.models.layers import NamedWeights, Norm, Storage, TokenEmbedding
+from shmllm.models.logits_ops import LogitsOps
 from shmllm.models.matrices import Matrix, addresses, elsewhere_or, parts_of, sharded
 from shmllm.models.model import Model
-from shmllm.models.ops import LogitsOps, Ops
+from shmllm.models.ops import Ops
 from shmllm.models.per_layer import PerLayerInputs
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.shares import Division, Share

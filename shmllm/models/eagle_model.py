@@ -10,7 +10,8 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel, Rename
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage, TokenEmbedding
-from shmllm.models.ops import LogitsOps, Ops
+from shmllm.models.logits_ops import LogitsOps
+from shmllm.models.ops import Ops
 from shmllm.models.weight_names import TABLE
 
 _FIRST = "model.layers.0"

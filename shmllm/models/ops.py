@@ -15,28 +15,11 @@ from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm, TokenEmbedding
 from shmllm.models.lightning import Mamba2Like
+from shmllm.models.logits_ops import LinearOps
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.short_convolution import ShortConvolution
-
-
-class LinearOps(Protocol):
-    """The operation that layers and LM head share, for any number of rows."""
-
-    def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        """Returns ``x @ weight.T + bias``: [rows, in] -> [rows, out]."""
-
-
-class LogitsOps(LinearOps, Protocol):
-    """The operations from hidden states to logits, for any number of rows."""
-
-    def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """Normalises rows in place; see `Ops.add_norm`. Returns ``x``."""
-
-    def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
-        """Multiplies ``x`` by the scale, in place, and, if there is a cap, replaces each product by
-        ``cap * tanh(product / cap)``. Returns ``x``."""
 
 
 @dataclass(frozen=True, slots=True)

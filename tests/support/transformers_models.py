@@ -12,7 +12,7 @@ import transformers
 from support.reference_models import EOS, ReferenceModel, draw_weights, make_prompts
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from shmllm.models.registry import ARCHITECTURES
+from shmllm.models.architectures import ARCHITECTURES
 
 VOCAB = 512
 WINDOW = 16

@@ -81,7 +81,7 @@ def record_gather(
 
 
 class CpuLogitsOps:
-    """Records the operations of `models.ops.LogitsOps` in a kernel program.
+    """Records the operations of `models.logits_ops.LogitsOps` in a kernel program.
 
     Args:
         program: the program to record in.

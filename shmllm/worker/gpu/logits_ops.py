@@ -23,7 +23,7 @@ class Products(Protocol):
 
 
 class GpuLogitsOps:
-    """Launches the operations of `models.ops.LogitsOps`.
+    """Launches the operations of `models.logits_ops.LogitsOps`.
 
     Args:
         logits: [rows, vocab], the result; rank 0 of a group has it.

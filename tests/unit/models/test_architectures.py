@@ -20,8 +20,8 @@ from support.pooling_models import RECIPES
 from support.reference_models import INDEXER
 from support.variants import diagonal, slow
 
+from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
 from shmllm.models.create import create_model
-from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (40,), generator=torch.manual_seed(3))]
 ROPE = {"rope_theta": 10000.0}

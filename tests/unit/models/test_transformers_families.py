@@ -17,9 +17,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from shmllm.errors import EngineStartError
+from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
 from shmllm.models.config import ModelConfig
 from shmllm.models.own_names import STEMS
-from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS
 
 INCOMPLETE = {"gemma4_assistant"}
 """The families whose configuration has no valid defaults."""

@@ -11,7 +11,8 @@ from support.model_helpers import assert_logits_close, load, our_logits, referen
 from support.vision_families import FAMILIES
 from support.vision_models import VISION_FAMILIES, make_vision_model
 
-from shmllm.models.registry import ARCHITECTURES, TEXT_MODELS, find_family
+from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
+from shmllm.models.registry import find_family
 
 TOKENS = [int(token) for token in torch.randint(0, 440, (40,), generator=torch.manual_seed(3))]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
