@@ -50,7 +50,7 @@ IN_FILES = {
     *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
     *("TeleChat2ForCausalLM", "InternLMForCausalLM", "AquilaForCausalLM", "RWForCausalLM"),
     *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
-    *("XverseForCausalLM"),
+    "XverseForCausalLM",
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
