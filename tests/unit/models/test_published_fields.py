@@ -19,28 +19,14 @@ from support.model_helpers import (
     reference_model,
     save,
 )
+from support.published_configs import SIZES, read
 from support.variants import slow
 from transformers import MiMoV2FlashConfig, Mistral3Config
 
 from shmllm.errors import EngineStartError
-from shmllm.models.config import ModelConfig
 from shmllm.models.specs import MoESpec
 
 TOKENS = [5, 9, 17, 40, 3, 8]
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-}
-
-
-def read(directory: Path, name: str, **fields: Any) -> ModelConfig:
-    values = SIZES | {"architectures": [name]} | fields
-    (directory / "config.json").write_text(json.dumps(values))
-    return ModelConfig.from_directory(directory)
 
 
 def test_the_first_name_of_llama(tmp_path: Path) -> None:
