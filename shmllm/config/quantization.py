@@ -12,6 +12,7 @@ StoredMethodName = Literal[
     "awq",
     "auto_awq",
     "awq_marlin",
+    "bitnet",
     "bitsandbytes",
     "compressed-tensors",
     "fbgemm_fp8",
@@ -26,7 +27,7 @@ StoredMethodName = Literal[
     "gpt_oss_mxfp4",
     "quark",
 ]
-"""vLLM's names for what a checkpoint is."""
+"""vLLM's and transformers' names for what a checkpoint is."""
 
 Quantization = Literal[Rounding, StoredMethodName]
 
@@ -37,6 +38,7 @@ STORED_METHODS: dict[StoredMethodName, str] = {
     "awq": "awq",
     "auto_awq": "awq",
     "awq_marlin": "awq",
+    "bitnet": "bitnet",
     "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed-tensors",
     "fbgemm_fp8": "fbgemm_fp8",

@@ -142,7 +142,7 @@ def test_embeddings_have_the_bits_of_their_rows(scale: float, kind: str) -> None
             run_kernel(
                 EMBED_PACKED[kind, "bfloat16"], 30, ids, table.integers, out, width,
                 word_of_float(scale), word_of_float(2.5), positions,
-                0 if learned is None else learned, 0, 9, 0, 0, table.scales,
+                0 if learned is None else learned, 0, 9, 0, 0, 0, table.scales,
             )  # fmt: skip
             added = 0 if learned is None else learned[positions].float()
             assert torch.equal(out, expected + added)
