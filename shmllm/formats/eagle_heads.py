@@ -79,7 +79,7 @@ def _read_speculators(values: Mapping[str, Any], kind: object, where: str) -> di
     if not isinstance(layer, Mapping):
         raise EngineStartError(f"{where}: {_LAYER!r} must be an object, not {layer!r}")
     model_type = layer.get("model_type") or "llama"
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise EngineStartError(
             f"{where}: {_LAYER}: model_type {model_type!r} is not supported; supported: "
             f"{', '.join(ARCHITECTURES)}"

@@ -237,6 +237,9 @@ class DecoderModel(Model):
         own = {name: sharded(views, shares[name]) for name, views in weights.items()}
         return {name: tuple(map(elsewhere_or, views)) for name, views in own.items()}
 
+    def check_weights(self) -> None:
+        """Raises ValueError if the weights that were loaded cannot be computed with."""
+
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
         """Yields the weights of norms and of other factors, with the value that changes nothing."""
         norms = [norm for norm in (self.norm, self.embedding.norm) if norm is not None]

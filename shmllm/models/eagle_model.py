@@ -116,6 +116,19 @@ class EagleModel(DecoderModel):
             del weights[TABLE]
         return weights
 
+    def check_weights(self) -> None:
+        """See `DecoderModel.check_weights`: no id stands for one outside of the vocabulary."""
+        if self.offsets is None:
+            return
+        token_ids, size = self._own_ids + self.offsets, self.config.vocab_size
+        wrong = ((token_ids < 0) | (token_ids >= size)).nonzero()
+        if len(wrong):
+            place = int(wrong[0])
+            raise ValueError(
+                f"d2t has {int(self.offsets[place])} at {place}, which makes it token id "
+                f"{place + int(self.offsets[place])}; the vocabulary has {size:,} ids"
+            )
+
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
         """See `DecoderModel.neutral_weights`."""
         yield from super().neutral_weights()

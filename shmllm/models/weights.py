@@ -146,8 +146,8 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
 
     Raises:
         EngineStartError: a file is missing or damaged, or a tensor is missing, unknown or of the
-            wrong shape. The message is one line and names it. If tensors were written already, all
-            weights are missing then.
+            wrong shape, or its numbers cannot be computed with. The message is one line and names
+            it. If tensors were written already, all weights are missing then.
     """
     directory = Path(directory)
     destinations = model.destinations()
@@ -160,9 +160,17 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     _check_complete(model, shards, directory)
     try:
         _copy_all(shards, destinations, on_progress)
+        _check_values(model, directory)
     except BaseException:
         model.weights_damaged()
         raise
+
+
+def _check_values(model: DecoderModel, directory: Path) -> None:
+    try:
+        model.check_weights()
+    except ValueError as problem:
+        raise EngineStartError(f"the checkpoint in {directory}: {problem}") from None
 
 
 def _copy_all(

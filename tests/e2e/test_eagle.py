@@ -127,3 +127,16 @@ def test_heads_that_cannot_draft_are_refused(tmp_path: Path) -> None:
     other = str(save(wide, tmp_path / "wide"))
     with pytest.raises(EngineStartError, match="hidden states of 48 numbers, and the model's"):
         LLM(other, **drafting(model=directory))
+
+
+@pytest.mark.parametrize(
+    ("place", "offset"), [(0, -1), (39, 58), slow(5, -(2**63)), slow(39, 2**63 - 1)]
+)
+def test_ids_outside_of_the_vocabulary_are_an_error_of_the_start(
+    place: int, offset: int, tmp_path: Path
+) -> None:
+    _, head, model, _ = model_and_head(tmp_path)
+    head.d2t[place] = offset
+    wrong = str(head.save(tmp_path / "wrong"))
+    with pytest.raises(EngineStartError, match=f"wrong: d2t has {offset} at {place}, which makes"):
+        LLM(model, **drafting(model=wrong))
