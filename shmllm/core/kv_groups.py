@@ -15,8 +15,9 @@ may need. It must not know requests, blocks or a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 SIMILAR_COUNTS = 1.5
@@ -134,7 +135,9 @@ ONE_GROUP = (KVGroup(FullAttention()),)
 
 
 def group_layers(
-    rules: Sequence[Sequence[KVRule]], layer_bytes: Sequence[int] | None = None
+    rules: Sequence[Sequence[KVRule]],
+    layer_bytes: Sequence[int] | None = None,
+    followers: Collection[int] = (),
 ) -> tuple[KVGroup, ...]:
     """Divide layers into groups. Those with attention have at most the same number of buffers.
 
@@ -145,6 +148,8 @@ def group_layers(
         rules: the rules of each layer, at most one for its keys and values and one for its state.
         layer_bytes: the keys and values of a block in each layer with attention; None: they are
             equal. Layers of different sizes are in different groups.
+        followers: layers that read the slots which the layer before them, of their rule and size,
+            has found or reads, too: both are in one group.
 
     Returns:
         The groups. Those that keep everything come first: they limit a prefix-cache hit most. The
@@ -165,13 +170,31 @@ def group_layers(
     every.sort(key=lambda group: group.rule.most_kept is not None)
     counts = [group.num_buffers for group in every] or [1]
     count = max(counts) if max(counts) <= SIMILAR_COUNTS * min(counts) else min(counts)
+    runs = [replace(group, layers=run) for group in every for run in _runs(group, followers)]
+    count = max([count, *(run.num_buffers for run in runs)])
     groups = [
-        KVGroup(group.rule, group.layers[begin : begin + size], group.per_buffer)
+        replace(group, layers=layers)
         for group in every
-        for size in [count * group.per_buffer]
-        for begin in range(0, len(group.layers), size)
+        for layers in _joined(_runs(group, followers), count * group.per_buffer)
     ]
     return (*groups, *(KVGroup(rule, tuple(members)) for rule, members in states.items()))
+
+
+def _runs(group: KVGroup, followers: Collection[int]) -> list[tuple[int, ...]]:
+    """The layers of a group in parts that cannot be divided."""
+    begins = [i for i, layer in enumerate(group.layers) if not i or layer not in followers]
+    return [group.layers[i:j] for i, j in pairwise([*begins, len(group.layers)])]
+
+
+def _joined(runs: Iterable[tuple[int, ...]], most: int) -> list[tuple[int, ...]]:
+    """Parts of at most so many layers, of as many runs as fit."""
+    parts: list[tuple[int, ...]] = []
+    for run in runs:
+        if parts and len(parts[-1]) + len(run) <= most:
+            parts[-1] += run
+        else:
+            parts.append(run)
+    return parts
 
 
 def buffers_per_block(groups: Sequence[KVGroup]) -> int:

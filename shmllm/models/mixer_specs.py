@@ -224,8 +224,8 @@ class IndexerSpec:
         top_k: how many tokens it chooses at most.
         interleaved: whether neighbouring elements rotate together; see `RopeConfig`.
         is_shared: whether it is that of a layer before this one, whose choice is read again. The
-            cache has room for its keys in this layer, too: slots are the same in layers whose rows
-            have one size.
+            cache has room for its keys in this layer, too: slots are the same in layers of one
+            group, whose rows have one size.
     """
 
     num_heads: int
@@ -353,6 +353,12 @@ MixerSpec = (
 """What mixes a layer's tokens. Each has `width`, what its output projection reads, `linear_widths`,
 `state_bytes`, the size of a request's recurrent state in the layer, and `kv`, what its layer reads
 of each token in the KV cache, or None."""
+
+
+def shares_choice(mixer: MixerSpec) -> bool:
+    """Returns whether a mixer reads what an indexer of another layer has chosen."""
+    indexer = mixer.indexer if isinstance(mixer, LatentAttentionSpec) else None
+    return indexer is not None and indexer.is_shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

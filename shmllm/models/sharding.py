@@ -14,7 +14,11 @@ from typing import Any
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
-from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec, MixerSpec
+from shmllm.models.mixer_specs import (
+    AttentionSpec,
+    LatentAttentionSpec,
+    shares_choice,
+)
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
     KimiDeltaSpec,
@@ -192,18 +196,12 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
                 "stage would have; leave it out"
             )
     for bound in bounds[1:-1]:
-        if any(_shares_choice(mixer) for mixer in config.layers[bound].mixers):
+        if any(shares_choice(mixer) for mixer in config.layers[bound].mixers):
             raise EngineStartError(
                 f"{told}: layer {bound} attends to the tokens that a layer before it has chosen, "
                 "which another stage would have; leave it out"
             )
     return replace(config, stage=Stage(index, layers, index == count - 1))
-
-
-def _shares_choice(mixer: MixerSpec) -> bool:
-    """Returns whether a mixer reads what an indexer of another layer has chosen."""
-    indexer = mixer.indexer if isinstance(mixer, LatentAttentionSpec) else None
-    return indexer is not None and indexer.is_shared
 
 
 def _cost(config: ModelConfig, layer: LayerSpec) -> int:

@@ -26,7 +26,7 @@ from shmllm.core.kv_groups import (
 )
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import KVHeads
+from shmllm.models.mixer_specs import KVHeads, shares_choice
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 from shmllm_kernels.windows import Chunk, Window
 
@@ -158,7 +158,7 @@ class CacheShape:
             stored += draft.layer_kv
         layer_bytes = [0 if heads is None else bytes_of(heads) for heads in stored]
         return cls(
-            group_layers(rules, layer_bytes),
+            group_layers(rules, layer_bytes, _layers_that_share_choices(model)),
             cache.block_size,
             max(layer_bytes),
             scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens,
@@ -251,6 +251,11 @@ class CacheShape:
         """Return the length of the longest request, at most `most` tokens, that never holds more
         than `num_blocks` blocks."""
         return bisect_right(range(1, most + 1), num_blocks, key=self.blocks_for)
+
+
+def _layers_that_share_choices(model: ModelConfig) -> set[int]:
+    """Return the layers that attend to the slots which an indexer of a layer before has chosen."""
+    return {i for i, layer in enumerate(model.layers) if any(map(shares_choice, layer.mixers))}
 
 
 def layer_rules(

@@ -10,6 +10,7 @@ from support.determinism import ask, make_requests
 from support.drafting import OPTIONS, drafting, record_drafts
 from support.eagle_heads import EagleHead
 from support.model_helpers import reference_model, save
+from support.reference_models import make_model
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError, SamplingParams
@@ -90,6 +91,29 @@ def test_outputs_do_not_change_with_a_head(tmp_path: Path) -> None:
     with LLM(model, **options) as llm:
         assert ask(llm, requests) == expected
         assert llm.get_metrics()["preemptions"] > 0
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["glm_moe_dsa", *map(slow, ("gemma3", "qwen3_5", "deepseek_v3", "falcon_h1", "llama4"))],
+)
+def test_outputs_do_not_change_with_a_head_whatever_the_layers_are(
+    family: str, tmp_path: Path
+) -> None:
+    """GLM-5's layers read the slots that others have chosen, and the head has other blocks."""
+    reference = make_model(family, tmp_path / "model")
+    depth = reference.config.num_hidden_layers
+    model = str(tmp_path / "model")
+    head = EagleHead(reference, levels=(0, depth // 2, depth), num_drafted=1000)
+    directory = str(head.save(tmp_path / "head"))
+    requests = [
+        each for each in make_requests(4096, 8, seed=5) if len(each[0]["prompt_token_ids"]) < 200
+    ]
+    with LLM(model, **OPTIONS) as llm:
+        expected = ask(llm, requests)
+    with LLM(model, **drafting(model=directory)) as llm:
+        for _ in range(2):  # with an empty prefix cache, and with hits
+            assert ask(llm, requests) == expected
 
 
 def test_a_head_names_its_model(tmp_path: Path) -> None:

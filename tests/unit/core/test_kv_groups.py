@@ -155,6 +155,16 @@ def test_layers_with_smaller_heads_share_a_buffer():
     assert buffers_per_block(groups) == 1
 
 
+def test_layers_that_read_slots_of_the_one_before_are_in_its_group():
+    """As those of GLM-5 beside one layer of a model that drafts."""
+    groups = group_layers([(FULL,)] * 8, [60] * 7 + [40], followers={1, 2, 4, 6})
+    assert [group.layers for group in groups] == [(0, 1, 2), (3, 4), (5, 6), (7,)]
+    groups = group_layers([(FULL,)] * 8, [60] * 7 + [20], followers={1, 4})
+    assert [group.layers for group in groups] == [(0, 1), (2,), (3, 4), (5, 6), (7,)]
+    groups = group_layers([(FULL,)] * 5, [30] * 4 + [60], followers={1, 2})
+    assert [(group.layers, group.per_buffer) for group in groups] == [((0, 1, 2, 3), 2), ((4,), 1)]
+
+
 def test_a_long_request_of_a_gemma_3_27b_needs_a_fifth_of_the_memory():
     """62 layers, of which every sixth is full, and 131,072 tokens in chunks of 2,048."""
     window = SlidingWindow(1024)
