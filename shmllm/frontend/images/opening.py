@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shmllm.errors import RequestError
-from shmllm.frontend.images.picture import MOST_PIXELS, Picture
+from shmllm.frontend.images.picture import Picture, excess_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def open_bytes(name: str, data: bytes) -> Picture:
 
     Raises:
         RequestError: the data are empty, damaged, cut off, of an unknown format or an animation, or
-            the image has more than MOST_PIXELS pixels.
+            the image has more than MOST_PIXELS pixels, or MOST_OF_SIDE in a row or a column.
     """
     if not data:
         raise RequestError(f"{name} is empty (0 bytes)")
@@ -150,8 +150,8 @@ def _of_array(name: str, value: Any) -> Picture:
         )
     if 0 in shape:
         raise RequestError(f"{name} has no pixels: its shape is {list(shape)}")
-    if int(np.prod(shape, dtype=object)) > 3 * MOST_PIXELS:
-        raise RequestError(f"{name} has more than {MOST_PIXELS:,} pixels; make it smaller")
+    height, width = shape[1:] if len(shape) == 3 and first else shape[:2]
+    _check_excess(name, width, height)
     array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     if len(shape) == 3 and first:
         array = array.transpose(1, 2, 0)
@@ -163,10 +163,12 @@ def _check_size(name: str, picture: Any) -> None:
     width, height = picture.size
     if width < 1 or height < 1:
         raise RequestError(f"{name} has no pixels: its size is {width}x{height}")
-    if width * height > MOST_PIXELS:
-        raise RequestError(
-            f"{name} has {width}x{height} pixels, more than {MOST_PIXELS:,}; make it smaller"
-        )
+    _check_excess(name, width, height)
+
+
+def _check_excess(name: str, width: int, height: int) -> None:
+    if (excess := excess_of(width, height)) is not None:
+        raise RequestError(f"{name} has {width}x{height} pixels, {excess}; make it smaller")
 
 
 def _guarded(name: str, action: Callable[[], Any]) -> Any:

@@ -288,6 +288,7 @@ model = SimpleNamespace(
     named_weights=lambda: names,
     destinations=lambda: {name: (Sink(),) for name in names},
     written=set,
+    check_weights=lambda: None,
     config=SimpleNamespace(task_adapters=None, extra_files=()),
 )
 open("/proc/self/clear_refs", "w").write("5")

@@ -18,7 +18,7 @@ from transformers.image_transforms import convert_to_rgb
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.opening import FORMATS, open_bytes, open_image
-from shmllm.frontend.images.picture import MOST_PIXELS
+from shmllm.frontend.images.picture import MOST_OF_SIDE, MOST_PIXELS
 
 NAME = "prompt 3: image 1"
 ORIENTATION = 0x0112
@@ -246,13 +246,30 @@ def test_a_lazy_image_that_is_truncated_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("width", "height"), [(2**31 - 1, 2**31 - 1), (MOST_PIXELS + 1, 1), (10_000, 10_000)]
+    ("width", "height"),
+    [
+        (2**31 - 1, 2**31 - 1),
+        (MOST_PIXELS + 1, 1),
+        (10_000, 10_000),
+        (MOST_PIXELS, 1),
+        (1, MOST_OF_SIDE + 1),
+    ],
 )
 def test_a_bomb_is_refused_before_it_is_decoded_without_a_warning(width: int, height: int) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     with pytest.raises(RequestError, match=f"{NAME} has {width}x{height} pixels, more than"):
         open_bytes(NAME, png_of_size(width, height))
     assert limit == Image.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize(("width", "height"), [(MOST_OF_SIDE + 1, 1), (1, MOST_OF_SIDE + 1)])
+def test_pixels_in_memory_have_the_same_limit_of_a_side(width: int, height: int) -> None:
+    pixels = np.zeros((height, width, 3), np.uint8)
+    images = [Image.new("RGB", (width, height)), pixels, pixels.transpose(2, 0, 1), pixels[..., 0]]
+    for image in images:
+        with pytest.raises(RequestError, match=f"{width}x{height} pixels, more than 1,048,576 "):
+            open_image(NAME, image)
+    assert open_image(NAME, Image.new("RGB", (MOST_OF_SIDE, 1))).size == (MOST_OF_SIDE, 1)
 
 
 def test_the_limit_holds_whatever_pillows_is(monkeypatch: pytest.MonkeyPatch) -> None:
