@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,14 @@ def test_heads_that_cannot_draft_are_refused(tmp_path: Path) -> None:
         LLM(model, **drafting(model=directory))
     with pytest.raises(EngineStartError, match="an EAGLE-3 head, which drafts for another model"):
         LLM(directory, **OPTIONS)
+    fields = {
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": {"model_type": ["llama"]},
+    }
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(EngineStartError, match=r"model_type \['llama'\] is not supported"):
+        LLM(model, **drafting(model=str(tmp_path / "odd")))
     with pytest.raises(
         EngineStartError, match="is an EAGLE-3 head: leave out method 'draft_model'"
     ):
