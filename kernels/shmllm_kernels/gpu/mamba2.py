@@ -201,5 +201,5 @@ def gated_norm(
         _gated_norm[len(x), groups](
             x, gate, x if weight is None else weight, x.stride(0), gate.stride(0), width, eps,
             HAS_NORM=weight is not None, GATES_FIRST=gates_first, BLOCK=block,
-            num_warps=min(max(block // 512, 1), 8),
+            num_warps=min(max(block // 512, 1), 16),
         )  # fmt: skip

@@ -242,6 +242,7 @@ model = SimpleNamespace(
     named_weights=lambda: names,
     destinations=lambda: {name: (Sink(),) for name in names},
     written=set,
+    check_weights=lambda: None,
     config=SimpleNamespace(task_adapters=None, extra_files=()),
 )
 gguf.quants.dequantize(np.zeros((1, 18), np.uint8), gguf.GGMLQuantizationType.Q4_0)
