@@ -21,7 +21,7 @@ from shmllm.transfer.connection import Connection
 from shmllm.transfer.fields import read
 from shmllm.transfer.group import POLL_S, BrokenConnectionError, Group, is_done
 from shmllm.transfer.receiver import Place
-from shmllm.transfer.rendezvous import gather, say_gone, serve_store
+from shmllm.transfer.rendezvous import ANSWER_S, gather, say_gone, serve_store
 from shmllm.transfer.sender import Sender as BaseSender
 from shmllm.transfer.sender import update_info_of
 from shmllm.transfer.source import ParamMeta
@@ -30,8 +30,6 @@ from shmllm.transfer.update_info import UpdateInfo
 
 LONGEST_PROGRESS_S = 0.05
 """How long `Receiver.progress` goes on while buckets arrive, before the engine runs a step."""
-GRACE_S = 1.0
-"""How long a trainer that gives up lets its engines know, in seconds."""
 
 
 class _Buffers:
@@ -205,7 +203,7 @@ class Sender(BaseSender):
             self._group = Group(given.backend, self._store, 0, size, self._device, self._wire)
             _await(call, timeout_s)
         except BaseException:
-            _error_of(call, GRACE_S)  # the engine reads why, before the store is gone
+            _error_of(call, ANSWER_S)  # the engine reads why, before the store is gone
             self.disconnect()
             raise
 

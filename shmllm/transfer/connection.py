@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from shmllm.transfer.group import Group, first_line
-from shmllm.transfer.rendezvous import announce, is_gone, join_store
+from shmllm.transfer.rendezvous import ANSWER_S, announce, is_gone, join_store
 from shmllm.transfer.trainer_info import NCCLWeightTransferInitInfo
 
 WATCH_S = 0.2
@@ -59,7 +59,8 @@ class Connection:
         info = self._info
         try:
             store = join_store(info.master_address, info.master_port, info.timeout_s)
-            rank, size = announce(store, num_workers, time.monotonic() + info.timeout_s)
+            deadline = time.monotonic() + info.timeout_s + ANSWER_S
+            rank, size = announce(store, num_workers, deadline)
             group = Group(backend, store, rank, size, device, info)
         except BaseException as problem:
             self._joined.set_exception(problem)

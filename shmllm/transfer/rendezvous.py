@@ -21,6 +21,9 @@ from typing import Any
 from shmllm.errors import RequestError
 
 POLL_S = 0.005
+ANSWER_S = 1.0
+"""How long a trainer that gives up lets its engines know why. Engines wait that much longer than
+the trainer does."""
 
 
 def serve_store(address: str, port: int, timeout_s: float) -> Any:

@@ -275,8 +275,7 @@ def test_an_end_that_does_not_come_is_one_error_in_time(
     source = DictSource(new[1])
     info = gloo(llm, timeout_s=0.4)
     info.world_size = 3
-    of_either_end = "engines with 1 workers have joined|the trainer waits for other engines"
-    with pytest.raises(RequestError, match=of_either_end):
+    with pytest.raises(RequestError, match="engines with 1 workers have joined"):
         WeightTransferTrainerFactory.trainer_init(info, client=llm, source=source)
     nobody = {"master_address": "127.0.0.1", "master_port": 1, "world_size": 2, "timeout_s": 0.3}
     with pytest.raises(RequestError, match="no trainer answers"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.encoder_spec import EncoderSpec, LayerSpec
-from shmllm.models.vision.tiles import patches_of
+from shmllm.models.vision.tiles import patches_of_tile
 
 
 class Encoder:
@@ -53,16 +53,13 @@ class Encoder:
         Raises:
             ValueError: the tile has another size.
         """
-        size = self.spec.image_size
-        if pixels.shape != (3, size, size):
-            raise ValueError(f"a tile must be [3, {size}, {size}], not {list(pixels.shape)}")
         x = self._embed(pixels)
         for layer in self._layers:
             x = layer(x)
         return x if self._final_norm is None else self._final_norm(x)
 
     def _embed(self, pixels: Tensor) -> Tensor:
-        patches = patches_of(pixels, self.spec.patch_size).flatten(2).flatten(0, 1)
+        patches = patches_of_tile(pixels, self.spec.image_size, self.spec.patch_size)
         x = self._patches(patches.to(self._positions.dtype))
         if self._class is not None:
             x = torch.cat([self._class[None], x])

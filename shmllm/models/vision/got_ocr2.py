@@ -15,7 +15,7 @@ from shmllm.models.audio.convolutions import KERNEL, convolve_plane
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Dense, Tower
 from shmllm.models.vision.specs import GotOcr2Tower, Grid
-from shmllm.models.vision.tiles import Pixels, patches_of, tiles_of
+from shmllm.models.vision.tiles import Pixels, patches_of_tile, tiles_of
 
 _NECK_EPS = 1e-6
 _ENCODER, _NECK, _PROJECTOR = "vision_tower.", "vision_tower.neck.", "multi_modal_projector."
@@ -53,9 +53,7 @@ class GotOcr2(Tower):
 
     def _embed(self, tile: Tensor) -> Tensor:
         size, side = self._spec.encoder.image_size, self._spec.encoder.side
-        if tile.shape != (3, size, size):
-            raise ValueError(f"a tile must be [3, {size}, {size}], not {list(tile.shape)}")
-        patches = patches_of(tile, self._spec.encoder.patch_size).flatten(2).flatten(0, 1)
+        patches = patches_of_tile(tile, size, self._spec.encoder.patch_size)
         x = self._patches(patches.to(self.dtype)).view(side, side, -1)
         if self._positions is not None:
             x = x + self._positions[0]

@@ -12,7 +12,7 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.specs import Grid, InternVLTower
-from shmllm.models.vision.tiles import Pixels, patches_of, tiles_of
+from shmllm.models.vision.tiles import Pixels, patches_of_tile, tiles_of
 
 _QK_EPS, _PROJECTOR_EPS = 1e-6, 1e-5
 
@@ -109,9 +109,7 @@ class InternVL(Tower):
 
     def _embed(self, tile: Tensor) -> Tensor:
         size, side = self._spec.encoder.image_size, self._spec.encoder.side
-        if tile.shape != (3, size, size):
-            raise ValueError(f"a tile must be [3, {size}, {size}], not {list(tile.shape)}")
-        patches = patches_of(tile, self._spec.encoder.patch_size).flatten(2).flatten(0, 1)
+        patches = patches_of_tile(tile, size, self._spec.encoder.patch_size)
         x = self._patches(patches.to(self.dtype))
         x = torch.cat([self._class[0], x]) + self._positions[0]
         for layer in self._layers:

@@ -10,7 +10,7 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower, attend
 from shmllm.models.vision.specs import Grid, Llama4Tower
-from shmllm.models.vision.tiles import Pixels, patches_of, tiles_of
+from shmllm.models.vision.tiles import Pixels, patches_of_tile, tiles_of
 
 _ENCODER, _ADAPTER = "vision_model.", "vision_model.vision_adapter.mlp."
 
@@ -50,9 +50,7 @@ class Llama4(Tower):
 
     def _embed(self, tile: Tensor) -> Tensor:
         size, side = self._spec.encoder.image_size, self._spec.encoder.side
-        if tile.shape != (3, size, size):
-            raise ValueError(f"a tile must be [3, {size}, {size}], not {list(tile.shape)}")
-        patches = patches_of(tile, self._spec.encoder.patch_size).flatten(2).flatten(0, 1)
+        patches = patches_of_tile(tile, size, self._spec.encoder.patch_size)
         x = torch.cat([self._patches(patches.to(self.dtype)), self._class[None]])
         x = self._first_norm(x + self._positions)
         rotation = _rotation(self._spec, x.device)

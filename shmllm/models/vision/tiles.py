@@ -37,3 +37,22 @@ def patches_of(pixels: Tensor, size: int) -> Tensor:
         [rows, columns, 3, size, size], without a copy.
     """
     return pixels.unfold(1, size, size).unfold(2, size, size).permute(1, 2, 0, 3, 4)
+
+
+def patches_of_tile(tile: Tensor, size: int, patch_size: int) -> Tensor:
+    """Returns the patches of a square tile, row by row, each as one row of numbers.
+
+    Args:
+        tile: [3, size, size].
+        size: the height and the width of the tile.
+        patch_size: those of a patch.
+
+    Returns:
+        [patches, 3 * patch_size * patch_size].
+
+    Raises:
+        ValueError: the tile has another shape.
+    """
+    if tile.shape != (3, size, size):
+        raise ValueError(f"a tile must be [3, {size}, {size}], not {list(tile.shape)}")
+    return patches_of(tile, patch_size).flatten(2).flatten(0, 1)

@@ -279,18 +279,6 @@ def test_older_files_have_bounds_twice(kind: Any, random_image: Callable[..., Im
     compare(kind(size=dict(bounds), **bounds), tiles, image)
 
 
-def test_paddleocr_vl_refuses_narrow_images_as_transformers_does(
-    random_image: Callable[..., Image.Image],
-) -> None:
-    processor = PROCESSORS["paddleocr_vl"]
-    rules = rules_of_model(settings(processor))
-    for sides in ((201, 1), (1, 201)):
-        with pytest.raises(ValueError, match="aspect ratio"):
-            processor(random_image(*sides))
-        with pytest.raises(RequestError, match="too narrow: one side may be at most 200 times"):
-            rules.tiles(random_image(*sides))
-
-
 def test_qwen_without_resizing_takes_whole_squares_of_patches(
     random_image: Callable[..., Image.Image],
 ) -> None:
@@ -328,10 +316,11 @@ def test_a_narrow_image_has_one_patch_in_its_width_at_least(
         compare(processor, tiles, image)
 
 
-def test_qwen_refuses_narrow_images_as_transformers_does(
-    random_image: Callable[..., Image.Image],
+@pytest.mark.parametrize("name", ["qwen2", "paddleocr_vl"])
+def test_narrow_images_are_refused_as_by_transformers(
+    name: str, random_image: Callable[..., Image.Image]
 ) -> None:
-    processor = PROCESSORS["qwen2"]
+    processor = PROCESSORS[name]
     rules = rules_of_model(settings(processor))
     for sides in ((201, 1), (1, 201)):
         with pytest.raises(ValueError, match="aspect ratio"):
