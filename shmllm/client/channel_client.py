@@ -43,7 +43,7 @@ from shmllm.ipc.ring import RingWriter
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.states import EngineState
 from shmllm.ipc.wait import WaitPolicy
-from shmllm.outputs.columns import Embeddings, OutputColumns
+from shmllm.outputs.columns import Embeddings, OutputColumns, RoutedColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.layout import Direction
@@ -321,7 +321,9 @@ class ChannelEngineClient:
         else:
             message = codec.decode(kind, record)
         match message:
-            case OutputColumns() | PromptLogprobs() | Embeddings() | Rejected() | WeightVersion():
+            case OutputColumns() | PromptLogprobs() | Rejected() | WeightVersion():
+                return message, self._inbox.append, ref
+            case Embeddings() | RoutedColumns():
                 return message, self._inbox.append, ref
             case Reply() | Trace() | Hello() | Text() | Failed():
                 return message, self._letters.append, ref

@@ -15,7 +15,7 @@ from shmllm.config.front_end import Progress
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError
 from shmllm.ipc.error_log import LoggedError as LoggedError
-from shmllm.outputs.columns import Embeddings, OutputColumns
+from shmllm.outputs.columns import Embeddings, OutputColumns, RoutedColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.recorder import Recorder
@@ -35,7 +35,15 @@ class StartedOver:
     number: int
 
 
-EngineOutput = OutputColumns | PromptLogprobs | Embeddings | Rejected | WeightVersion | StartedOver
+EngineOutput = (
+    OutputColumns
+    | PromptLogprobs
+    | Embeddings
+    | RoutedColumns
+    | Rejected
+    | WeightVersion
+    | StartedOver
+)
 """An event that `poll` returns."""
 
 

@@ -224,6 +224,16 @@ class EngineConfig(Section):
                     "decode_kernel='persistent'": self.load.decode_kernel == "persistent",
                 },
             )
+        if self.load.returns_experts:
+            self._refuse_with(
+                "enable_return_routed_experts",
+                {
+                    "model_impl='transformers'": self.load.model_impl == "transformers",
+                    "pipeline_parallel_size": self.parallel.pipeline_parallel_size > 1,
+                    "shared_kv_cache_bytes": self.shared_kv.num_bytes,
+                    "kv_connector": self.plugins.kv_connector,
+                },
+            )
         if self.shared_kv.num_bytes is not None:
             self._check_blocks_elsewhere("shared_kv_cache_bytes")
         if self.shared_kv.reads == "in_place" and self.copies_hits:

@@ -10,6 +10,7 @@ from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
 from shmllm.config.items import ItemInfo
 from shmllm.config.pooling import PoolingInfo
 from shmllm.config.shared_kv import Role
+from shmllm.outputs.routed_experts import RoutedShape
 
 MAX_ELEMENT_BYTES = 8
 """The size of a float64, the largest dtype of embeddings."""
@@ -56,6 +57,7 @@ class EngineInfo:
             shares none.
         pooling: what it computes of prompts beside tokens, or instead of them.
         images: which images prompts may have.
+        routed: the form of the experts that outputs have; None: they have none.
         warnings: warnings for the person who started the engine, one sentence each.
     """
 
@@ -108,6 +110,7 @@ class EngineInfo:
     shared_kv_cache_bytes: int = 0
     pooling: PoolingInfo = field(default_factory=PoolingInfo)
     items: ItemInfo = field(default_factory=ItemInfo)
+    routed: RoutedShape | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -197,4 +200,6 @@ class EngineInfo:
             values[name] = tuple(values[name])
         values["pooling"] = PoolingInfo.from_fields(values["pooling"])
         values["items"] = ItemInfo.from_json(values["items"])
+        if values["routed"] is not None:
+            values["routed"] = RoutedShape.from_fields(values["routed"])
         return cls(**{each.name: values[each.name] for each in fields(cls)})

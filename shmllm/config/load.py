@@ -142,6 +142,13 @@ class LoadConfig(Section):
         JsonObject(),
         default_text="none",
     )
+    returns_experts: bool = option(
+        False,
+        "Outputs have the experts that each layer chose for each token of prompt and output, so "
+        "that a trainer takes the same: docs/rl.md.",
+        Flag(),
+        name="enable_return_routed_experts",
+    )
     language_model_only: bool = option(
         False,
         "Leave out the parts of a multimodal model for images and sounds: prompts are text.",

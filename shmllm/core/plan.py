@@ -43,6 +43,7 @@ class NewRequest:
         second_segment: the index of the first token of the second text of a pair; 0: there is none.
         items: the images of the prompt, in order.
         num_encoded: see `Request.num_encoded`.
+        num_routed: of how many of its tokens the experts were reported before.
     """
 
     row: int
@@ -59,6 +60,7 @@ class NewRequest:
     second_segment: int = 0
     items: tuple[Item, ...] = ()
     num_encoded: int = 0
+    num_routed: int = 0
 
     @classmethod
     def of(cls, request: Request) -> Self:
@@ -78,6 +80,7 @@ class NewRequest:
             second_segment=0 if request.pooling is None else request.pooling.second_segment,
             items=request.items,
             num_encoded=request.num_encoded,
+            num_routed=request.num_tokens - 1 if request.num_output_tokens else 0,
         )
 
     @property
@@ -333,6 +336,8 @@ class StepResult:
         prompt_logprobs: one element for each of the plan's `prompt_scores`, in that order.
         vectors: for each of the plan's `pools`, in that order, what the step adds to its result;
             empty if it adds nothing.
+        routed_experts: the experts of tokens of each entry of `samples` that no step has reported
+            yet, as a piece of (tokens, layers, top_k) numbers; empty if nobody asks for them.
         computing_ns: when the model began to compute and when it had the logits, in
             `time.perf_counter_ns()`. The time before is preparation and the time after is
             sampling. None if the runner does not measure it.
@@ -348,6 +353,7 @@ class StepResult:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     vectors: Sequence[Piece] = ()
+    routed_experts: Sequence[Piece] = ()
     computing_ns: tuple[int, int] | None = None
     device_ns: int = 0
     failures: Mapping[int, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from shmllm.core.drafts import Drafts
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
-from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns
+from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns, RoutedColumns
 
 Finish = Callable[[Request, FinishReason], None]
 """Ends a request; its status is FINISHED afterwards."""
@@ -85,8 +85,7 @@ class StepOutputs:
             if piece.data:
                 if columns.embeddings is None:
                     columns.embeddings = Embeddings()
-                columns.embeddings.numbers.append(request.number)
-                columns.embeddings.pieces.append(piece)
+                columns.embeddings.add(request.number, piece)
             if pool.is_last:
                 finish(request, FinishReason.STOP)
                 self.add_row(request, FinishReason.STOP, is_first=True)
@@ -158,10 +157,7 @@ def attach_logprobs(plan: StepPlan, result: StepResult, outputs: dict[int, Outpu
     dropped, as are those of tokens behind the one that ended a request.
     """
     assert result.logprobs is not None, "a request asks for log-probabilities"
-    rows = {
-        client: {number: row for row, number in enumerate(columns.numbers)}
-        for client, columns in outputs.items()
-    }
+    rows = _rows_of(outputs)
     chosen: dict[int, tuple[list[range], list[int]]] = {}
     position = 0
     for sample, index in enumerate(plan.samples):
@@ -176,3 +172,25 @@ def attach_logprobs(plan: StepPlan, result: StepResult, outputs: dict[int, Outpu
         position += 1 if result.counts is None else result.counts[sample]
     for client, (spans, in_rows) in chosen.items():
         outputs[client].logprobs = result.logprobs.columns(spans, in_rows)
+
+
+def attach_routed_experts(
+    plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]
+) -> None:
+    """Attach the experts of tokens to the rows of their requests, as `attach_logprobs` does."""
+    rows = _rows_of(outputs)
+    for index, piece in zip(plan.samples, result.routed_experts, strict=True):
+        request = plan.requests[index]
+        if request.number in rows.get(request.client, {}):
+            columns = outputs[request.client]
+            if columns.routed_experts is None:
+                columns.routed_experts = RoutedColumns()
+            columns.routed_experts.add(request.number, piece)
+
+
+def _rows_of(outputs: dict[int, OutputColumns]) -> dict[int, dict[int, int]]:
+    """Return the row of each request, by front end and number."""
+    return {
+        client: {number: row for row, number in enumerate(columns.numbers)}
+        for client, columns in outputs.items()
+    }

@@ -75,7 +75,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "mamba_cache_dtype": OnlyValues(("auto", "float32"), _STATES),
     "mamba_ssm_cache_dtype": OnlyValues(("auto", "float32"), _STATES),
     "stream_interval": OnlyValues((1,), "the tokens of each step are returned"),
-    "enable_return_routed_experts": OnlyValues((False,), "no choice of experts is returned"),
     "model_loader_extra_config": OnlyValues((None, {}), "weights are loaded in one way"),
     "additional_config": OnlyValues((None, {}), "no device has options of its own"),
     "media_io_kwargs": OnlyValues((None, {}), "pass mm_processor_kwargs instead"),

@@ -90,7 +90,7 @@ class FrontEnd:
         self.inputs: Inputs = InputProcessor(
             tokenizer, self.info, structured_outputs, self._replies, self.items
         )
-        self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids)
+        self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids, self.info.routed)
         self.dispatcher = Dispatcher(client, self.outputs)
         self._tracing = tracing or FrontEndTracing(client)
         self._tracing.attach(self)

@@ -200,6 +200,7 @@ class InputProcessor:
                 ids = self._expanded_ids(name, item, ids)
                 items = self._items.items(name, ids, item.items)
             check_token_ids(name, ids, self._info, min_room)
+            _check_routed_start(name, ids, own)
             bad_words, grammar, thinking, extra_args = checked[id(own)]
             submitted = EngineCoreRequest(
                 UNNUMBERED,
@@ -310,4 +311,14 @@ def check_token_ids(name: str, ids: list[int], info: EngineInfo, min_room: int) 
             "so it is out of vocabulary",
             parameter="prompt_token_ids",
             value=wrong,
+        )
+
+
+def _check_routed_start(name: str, ids: list[int], params: SamplingParams) -> None:
+    start = params.routed_experts_prompt_start
+    if start > len(ids):
+        raise RequestError(
+            f"{name} has {len(ids):,} tokens, fewer than routed_experts_prompt_start {start:,}",
+            parameter="routed_experts_prompt_start",
+            value=start,
         )

@@ -17,8 +17,9 @@ from shmllm.frontend.parent_request import ParentRequest
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.outputs.columns import Embeddings, OutputColumns
+from shmllm.outputs.columns import OutputColumns, PieceColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.outputs.routed_experts import RoutedShape
 from shmllm.wire.messages import WeightVersion
 
 
@@ -29,10 +30,17 @@ class OutputProcessor:
         tokenizer: decodes the output tokens.
         eos_token_ids: the model's end-of-sequence tokens. A request that one of them ends has
             the `stop_reason` None.
+        routed: the form of the experts that the engine reports; None: it reports none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        eos_token_ids: Sequence[int] = (),
+        routed: RoutedShape | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._routed = routed
         self._token_texts = TokenTexts(tokenizer)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._states: dict[int, RequestState] = {}
@@ -87,6 +95,7 @@ class OutputProcessor:
         state.token_times = [] if time_tokens else None
         if not params.ignore_eos or params.structured_outputs is not None:
             state.eos_stop_ids = self._eos_token_ids
+        state.routed = self._routed
         self._states[state.number] = state
         self._next_number += 1
         return state
@@ -127,8 +136,8 @@ class OutputProcessor:
                 self._process_columns(event, changed, to_abort)
             elif isinstance(event, PromptLogprobs):
                 self._process_prompt(event)
-            elif isinstance(event, Embeddings):
-                self._process_embeddings(event)
+            elif isinstance(event, PieceColumns):
+                self._process_pieces(event)
             elif isinstance(event, WeightVersion):
                 self._change_version(event.version)
             elif isinstance(event, StartedOver):
@@ -140,10 +149,10 @@ class OutputProcessor:
                 ended.close(self._version)
                 changed[ended.number] = ended
 
-    def _process_embeddings(self, embeddings: Embeddings) -> None:
-        for number, piece in zip(embeddings.numbers, embeddings.pieces, strict=True):
+    def _process_pieces(self, columns: PieceColumns) -> None:
+        for number, piece in zip(columns.numbers, columns.pieces, strict=True):
             if number in self._states:
-                self._states[number].add_piece(piece)
+                self._states[number].pieces.add(piece)
 
     def _change_version(self, version: int | str) -> None:
         for state in self._states.values():

@@ -196,7 +196,7 @@ def pooling_output(state: RequestState, kept: KeptQueries) -> Output:
     request = state.request
     assert isinstance(request, PoolingRequest)
     # An aborted request may have rows of its first tokens.
-    has_ended = bool(state.vector) and state.finish_reason != FinishReason.ABORT.text
+    has_ended = bool(state.pieces.data) and state.finish_reason != FinishReason.ABORT.text
     is_aborted = state.error is None and not has_ended
     output = PoolingRequestOutput(
         state.parent.request_id,
@@ -208,7 +208,9 @@ def pooling_output(state: RequestState, kept: KeptQueries) -> Output:
         is_aborted=is_aborted,
     )
     if output.error is None:
-        output.outputs.array = request.plan.finish(state.vector, request.prompt_token_ids)
+        output.outputs.array = request.plan.finish(
+            bytes(state.pieces.data), request.prompt_token_ids
+        )
         output.late_chunking = request.plan.chunks
     if request.interaction is not None:
         _interact(output, request.interaction, kept)

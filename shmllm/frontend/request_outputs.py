@@ -101,6 +101,7 @@ def _completion(
         completion.tool_calls = list(reply.tool_calls)
     if state.finish_reason is not None:
         completion.weight_versions = version_spans(state.versions, len(state.token_ids))
+        completion.routed_experts = state.routed_experts
     if state.logprobs is not None:
         texts = state.token_texts if state.request.params.detokenize else None
         prompt = state.request.prompt_token_ids

@@ -13,13 +13,15 @@ from shmllm.errors import EnginePausedError, RequestError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.parent_request import ParentRequest
 from shmllm.frontend.replies.reader import ReplyReader
+from shmllm.frontend.result_pieces import ResultPieces
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.weight_versions import VersionStarts, add_version
-from shmllm.outputs.columns import FinishReason, Piece
+from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.logprob_lists import LogprobStore
 from shmllm.outputs.request import RequestMetrics
+from shmllm.outputs.routed_experts import RoutedExperts, RoutedShape
 
 REPETITION_DETECTED = "repetition_detected"
 DIFFERS = "its engine has ended, and another one gave other tokens than those returned before"
@@ -53,7 +55,9 @@ class RequestState:
         logprobs: the log-probabilities of the output tokens; None unless requested.
         prompt_logprobs: the log-probabilities of the prompt tokens from the second one on;
             None unless requested.
-        vector: the result of a pooling request so far, as the bytes of a float32 array.
+        pieces: the result of a pooling request so far, as the bytes of a float32 array; of other
+            requests the experts of their tokens, if the engine reports them.
+        routed: the form of the experts in `pieces`; None: the engine reports none.
         versions: the weight versions that sampled the tokens, complete when the completion
             has ended.
         ends_request: whether this completion has ended, as the last one of its parent.
@@ -63,7 +67,6 @@ class RequestState:
         "_reply",
         "_text",
         "_tokenizer",
-        "_vector_begin",
         "completion_index",
         "ends_request",
         "eos_stop_ids",
@@ -79,14 +82,15 @@ class RequestState:
         "num_repeated",
         "number",
         "parent",
+        "pieces",
         "prompt_logprobs",
         "request",
+        "routed",
         "stop_reason",
         "text_is_urgent",
         "token_ids",
         "token_texts",
         "token_times",
-        "vector",
         "versions",
     )
 
@@ -129,8 +133,8 @@ class RequestState:
         self.error: str | None = None
         self.is_retryable = False
         self.ends_request = False
-        self.vector = b""
-        self._vector_begin = 0
+        self.pieces = ResultPieces()
+        self.routed: RoutedShape | None = None
         self.versions: VersionStarts = []
         self.metrics = RequestMetrics(arrival_time=time.time(), arrival_ts=time.monotonic())
 
@@ -154,6 +158,15 @@ class RequestState:
             parser = self.request.reply_format.parser()
             self._reply = ReplyReader(self._new_text(skip_special_tokens=False), parser)
         return self._reply
+
+    @property
+    def routed_experts(self) -> RoutedExperts | None:
+        """The experts of the tokens so far; see `CompletionOutput`."""
+        if self.routed is None:
+            return None
+        end = len(self.request.prompt_token_ids) + max(len(self.token_ids) - 1, 0)
+        experts = self.routed.read(self.pieces.data)
+        return experts[self.request.params.routed_experts_prompt_start : end]
 
     def _new_text(self, skip_special_tokens: bool) -> OutputText:
         request, params = self.request, self.request.params
@@ -231,15 +244,9 @@ class RequestState:
     def start_over(self) -> None:
         """Expect all outputs so far once more."""
         self.num_repeated = len(self.token_ids)
-        self.vector = b""
+        self.pieces = ResultPieces()
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = LogprobStore()
-
-    def add_piece(self, piece: Piece) -> None:
-        """Add a piece to the result of a pooling request."""
-        if not self.vector or piece.offset < self._vector_begin:
-            self.vector, self._vector_begin = b"", piece.offset
-        self.vector = self.vector[: piece.offset - self._vector_begin] + piece.data
 
     def fail(self, message: str) -> None:
         """End the completion with an error. Its tokens so far remain."""

@@ -104,6 +104,7 @@ class ModelConfig:
         eagle: what the model drafts from, if it reads hidden states of another one; None: it reads
             tokens alone.
         kept_levels: behind how many layers the residual stream is kept for such a model.
+        returns_experts: whether a step keeps the experts that its layers choose.
         weights_of: for each layer the one whose weights it has, itself or an earlier one; empty:
             each layer has its own.
         skipped_prefixes: those of names of tensors in checkpoints that the model lacks.
@@ -153,6 +154,7 @@ class ModelConfig:
     num_further: int = 0
     eagle: EagleSpec | None = None
     kept_levels: tuple[int, ...] = ()
+    returns_experts: bool = False
     weights_of: tuple[int, ...] = ()
     skipped_prefixes: tuple[str, ...] = ()
     extra_files: tuple[str, ...] = ()

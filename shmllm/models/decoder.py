@@ -14,6 +14,7 @@ from torch import Tensor
 from shmllm.models.altup import AltUp
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder_layer import DecoderLayer
+from shmllm.models.experts import mixture_of
 from shmllm.models.further_layer import FurtherLayer
 from shmllm.models.heads import Head
 from shmllm.models.layers import NamedWeights, Norm, Storage, TokenEmbedding
@@ -78,6 +79,9 @@ class DecoderModel(Model):
             own = storage.kept_if(stage.has(index))
             is_new = index == source
             self.layers.append(DecoderLayer(config, index, own) if is_new else self.layers[source])
+        mixtures = (mixture_of(layer.mlp) for layer in self.layers)
+        for place, mixture in enumerate(each for each in mixtures if each is not None):
+            mixture.place = place
         of_last = storage.kept_if(stage.is_last)
         self.norm = Norm(config.hidden_size, config.norm, of_last) if config.final_norm else None
         self.head: Head | None = None

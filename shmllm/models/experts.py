@@ -92,6 +92,8 @@ class MoE:
         bias: [width] float32, what is added to the sum of each token's experts, or None.
         fixed_gate: [1], a zero in the place of each token's gate of `shared`: its sigmoid is a
             half; None: the router computes the gates, or there are none.
+        place: its place among the mixtures of the decoder's layers; None: it is not one of them,
+            but predicts further tokens.
     """
 
     norms: tuple[Norm, ...] = ()
@@ -115,6 +117,7 @@ class MoE:
         self.scale = storage.tensor(experts) if spec.scaled else None
         self.bias = storage.float32(width) if spec.output_bias else None
         self.fixed_gate = storage.zero() if spec.halves_shared else None
+        self.place: int | None = None
 
     def added_rows(self, count: int) -> Tensor | None:
         """Returns what is added to the sums of so many tokens, [count, width], if they have a bias;
@@ -159,6 +162,12 @@ class MoE:
         if self.correction is not None:
             weights[f"{prefix}.gate.e_score_correction_bias"] = (self.correction,)
         return weights
+
+
+def mixture_of(feed_forward: object) -> MoE | None:
+    """Returns the mixture of experts that a layer's feed-forward is or contains, if it does."""
+    found = getattr(feed_forward, "experts", feed_forward)
+    return found if isinstance(found, MoE) else None
 
 
 class DenseAndExperts:

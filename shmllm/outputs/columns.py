@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 
@@ -26,10 +26,10 @@ class FinishReason(IntEnum):
 
 
 class Piece(NamedTuple):
-    """A part of the result of a pooling request: a vector, or rows of a matrix.
+    """A part of a result that is larger than a row: a vector, or rows of a matrix.
 
     offset: where it begins among the bytes of the whole result.
-    data: float32, little-endian.
+    data: numbers, little-endian.
     """
 
     offset: int
@@ -42,9 +42,8 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True)
-class Embeddings:
-    """What a step adds to the results of pooling requests; the last piece comes before the row that
-    ends its request.
+class PieceColumns:
+    """What a step adds to results that are larger than a row.
 
     Attributes:
         numbers: of the requests, for each piece.
@@ -55,18 +54,34 @@ class Embeddings:
     numbers: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
 
-    def parts(self, most_bytes: int) -> Iterator[Embeddings]:
+    def add(self, number: int, piece: Piece) -> None:
+        """Append a piece of a request."""
+        self.numbers.append(number)
+        self.pieces.append(piece)
+
+    def parts(self, most_bytes: int) -> Iterator[Self]:
         """The same in several of at most `most_bytes` each."""
-        part, size = Embeddings(), 0
+        part, size = type(self)(), 0
         for number, whole in zip(self.numbers, self.pieces, strict=True):
             for piece in whole.split(most_bytes):
                 if part.pieces and size + len(piece.data) > most_bytes:
                     yield part
-                    part, size = Embeddings(), 0
-                part.numbers.append(number)
-                part.pieces.append(piece)
+                    part, size = type(self)(), 0
+                part.add(number, piece)
                 size += len(piece.data)
         yield part
+
+
+@dataclass(slots=True)
+class Embeddings(PieceColumns):
+    """Of pooling requests, the bytes of float32 numbers; the last piece comes before the row that
+    ends its request."""
+
+
+@dataclass(slots=True)
+class RoutedColumns(PieceColumns):
+    """Of requests that generate tokens, the experts of their tokens, see `RoutedShape`; those of a
+    token come before the row with the token that was sampled behind it."""
 
 
 @dataclass(slots=True)
@@ -95,6 +110,7 @@ class OutputColumns:
         prompt_logprobs: what the step computed of prompts; they travel on their own, before
             the rows.
         embeddings: of pooling requests, which have a row without tokens; they travel likewise.
+        routed_experts: of the rows, where the engine reports them; they travel likewise.
     """
 
     step: int = 0
@@ -115,6 +131,7 @@ class OutputColumns:
     drafted_counts: list[int] = field(default_factory=list)
     accepted_counts: list[int] = field(default_factory=list)
     embeddings: Embeddings | None = None
+    routed_experts: RoutedColumns | None = None
 
     @property
     def is_plain(self) -> bool:

@@ -172,6 +172,10 @@ class CompletionOutput:
         content: the answer alone, without reasoning and tool calls; None if replies are not
             parsed.
         tool_calls: the tool calls; None if replies are not parsed.
+        routed_experts: with the option `enable_return_routed_experts`, the experts of a finished
+            completion's tokens as a numpy array, (tokens, layers, top_k) uint8 or uint16: of those
+            of the prompt from `routed_experts_prompt_start` on, and of those of the output but the
+            last one, which no step computed. Layers without experts have zeros.
     """
 
     index: int
@@ -186,6 +190,7 @@ class CompletionOutput:
     reasoning: str | None = field(default=None, repr=False)
     content: str | None = field(default=None, repr=False)
     tool_calls: list[ToolCall] | None = field(default=None, repr=False)
+    routed_experts: Any = field(default=None, repr=False)
 
     def finished(self) -> bool:
         """Whether the completion has ended."""

@@ -138,6 +138,7 @@ RANGES = {
         Range(lambda value: _TOKEN_IDS.allows(value) and len(value) > 0, ""),
         "None or a non-empty list of token ids, which are non-negative integers",
     ),
+    "routed_experts_prompt_start": _whole_number(0, "a whole number of at least 0"),
     "detokenize": _FLAG,
     "skip_special_tokens": _FLAG,
     "spaces_between_special_tokens": _FLAG,

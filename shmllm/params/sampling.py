@@ -116,6 +116,7 @@ class _Fields:
     thinking_token_budget: int | None = None
     extra_args: dict[str, Any] | None = None
     trace_decode_token_ids: list[int] | None = None
+    routed_experts_prompt_start: int = 0
 
 
 _NAMES = tuple(f.name for f in fields(_Fields))
@@ -194,6 +195,9 @@ class SamplingParams(_Fields):
         trace_decode_token_ids: the tokens of the output, which are not sampled: to compute the
             log-probabilities of a known output, step by step. The output ends with the last of
             them, or after `max_tokens`. Penalties, biases and bans have no effect.
+        routed_experts_prompt_start: of how many tokens at the beginning of the prompt
+            `CompletionOutput.routed_experts` is left out, such as those of earlier turns. Default
+            0. It has an effect on engines with `enable_return_routed_experts` only.
 
     Raises:
         RequestError: a field is out of its range. The message contains the field, its value

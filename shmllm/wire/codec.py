@@ -7,11 +7,12 @@ of the sections, and the last one ends exactly at the end of the record. Integer
     INIT, READY, TRACE          text
     FAILED                      message length u32 | message, traceback
     ADD                         see `add`
-    POOL, EMBEDDINGS            see `pooling`
+    POOL                        see `pooling`
     PROMPT_EMBEDS               number i64 | tensor reference
     PROMPT_ITEM                 see `items`
     ABORT                       numbers i64[]
     OUTPUTS, PROMPT_LOGPROBS    see `outputs`
+    EMBEDDINGS, ROUTED_EXPERTS  see `pieces`
     REJECTED                    number i64, retryable u32 | message
     CALL                        number i64, method u32 | JSON text
     WORK                        number i64 | JSON text
@@ -57,7 +58,8 @@ from shmllm.wire.outputs import (
     encode_prompt_logprobs,
     encode_step,
 )
-from shmllm.wire.pooling import decode_embeddings, decode_pool, encode_embeddings, encode_pool
+from shmllm.wire.pieces import decode_embeddings, decode_routed_experts, encode_pieces
+from shmllm.wire.pooling import decode_pool, encode_pool
 from shmllm.wire.sections import Parts, Sections, column
 
 __all__ = [
@@ -67,11 +69,11 @@ __all__ = [
     "encode_abort",
     "encode_add",
     "encode_call",
-    "encode_embeddings",
     "encode_failed",
     "encode_hello",
     "encode_in_slot",
     "encode_outputs",
+    "encode_pieces",
     "encode_pool",
     "encode_prompt_embeds",
     "encode_prompt_item",
@@ -241,6 +243,7 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     RecordKind.PROMPT_EMBEDS: _decode_prompt_embeds,
     RecordKind.PROMPT_ITEM: decode_prompt_item,
     RecordKind.EMBEDDINGS: decode_embeddings,
+    RecordKind.ROUTED_EXPERTS: decode_routed_experts,
     RecordKind.TRACE: _decode_trace,
 }
 

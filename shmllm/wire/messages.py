@@ -3,11 +3,12 @@
     front end -> engine    INIT   PROMPT_EMBEDS   PROMPT_ITEM   ADD   POOL   ABORT
                            CALL   WORK   WEIGHTS   IN_SLOT
     engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  EMBEDDINGS
-                           REJECTED  REPLY  TRACE  WEIGHT_VERSION  IN_SLOT
+                           ROUTED_EXPERTS  REJECTED  REPLY  TRACE  WEIGHT_VERSION  IN_SLOT
 
     engine start:   HELLO -> INIT -> READY | FAILED
     a request:      ADD -> OUTPUTS... (the last one carries the finish reason)
                     ADD -> PROMPT_LOGPROBS... -> OUTPUTS... if it asked for them
+                    ADD -> ROUTED_EXPERTS -> OUTPUTS... if the engine reports them
                     POOL -> EMBEDDINGS -> OUTPUTS with STOP and no token
                     PROMPT_EMBEDS -> its ADD or POOL, if the prompt is given as embeddings
                     PROMPT_ITEM... -> its ADD or POOL, for each image of the prompt
@@ -29,12 +30,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from shmllm.outputs.columns import Embeddings, OutputColumns
+from shmllm.outputs.columns import Embeddings, OutputColumns, RoutedColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.items import Item
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 """The message of REJECTED from an engine that ends. A front end may try another engine."""
 
@@ -60,6 +61,7 @@ class RecordKind(IntEnum):
     PROMPT_EMBEDS = 23
     TRACE = 24
     PROMPT_ITEM = 25
+    ROUTED_EXPERTS = 26
     WEIGHTS = 30
     WEIGHT_VERSION = 31
 
@@ -242,6 +244,7 @@ Message = (
     | PromptEmbeds
     | PromptItem
     | Embeddings
+    | RoutedColumns
     | Abort
     | Rejected
     | Call

@@ -24,7 +24,7 @@ from shmllm.errors import ProtocolMismatchError
 from shmllm.outputs.columns import OutputColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.wire.messages import RecordKind
-from shmllm.wire.pooling import encode_embeddings
+from shmllm.wire.pieces import encode_pieces
 from shmllm.wire.sections import Parts, Sections, column
 
 # step, time_ns, rows, cached rows, tokens, flags
@@ -48,8 +48,8 @@ MAX_BYTES_PER_RECORD = 2**22 - 2**18
 """The most log-probabilities in one record. A record that the ring cannot hold lies in a slot,
 and there are several slots of this size."""
 
-MAX_VECTOR_BYTES = 2**17
-"""The most bytes of vectors in one record, so that the ring can hold it."""
+MAX_PIECE_BYTES = 2**17
+"""The most bytes of pieces in one record, so that the ring can hold it."""
 
 
 def encode_step(columns: OutputColumns) -> Iterator[tuple[RecordKind, Parts]]:
@@ -57,11 +57,14 @@ def encode_step(columns: OutputColumns) -> Iterator[tuple[RecordKind, Parts]]:
     for scored in columns.prompt_logprobs:
         for piece in scored.parts(MAX_BYTES_PER_RECORD):
             yield RecordKind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)
-    if columns.embeddings is not None:
-        for vectors in columns.embeddings.parts(MAX_VECTOR_BYTES):
-            yield RecordKind.EMBEDDINGS, encode_embeddings(vectors)
-    for part in columns.parts(MAX_ROWS_PER_RECORD, MAX_BYTES_PER_RECORD):
-        yield RecordKind.OUTPUTS, encode_outputs(part)
+    for kind, pieces in (
+        (RecordKind.EMBEDDINGS, columns.embeddings),
+        (RecordKind.ROUTED_EXPERTS, columns.routed_experts),
+    ):
+        for part in () if pieces is None else pieces.parts(MAX_PIECE_BYTES):
+            yield kind, encode_pieces(part)
+    for rows in columns.parts(MAX_ROWS_PER_RECORD, MAX_BYTES_PER_RECORD):
+        yield RecordKind.OUTPUTS, encode_outputs(rows)
 
 
 def encode_outputs(message: OutputColumns) -> Parts:

@@ -1,7 +1,6 @@
-"""POOL and EMBEDDINGS: a request to pool a prompt's hidden states, and pieces of the results.
+"""POOL: encodes and decodes a request to pool a prompt's hidden states.
 
-POOL        POOL_HEADER | prompt ids i32[], salt, adapter
-EMBEDDINGS  rows u32 | numbers i64[], offsets i64[], components u32[], all pieces f32[]
+POOL_HEADER | prompt ids i32[], salt, adapter
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 from array import array
 from struct import Struct
 
-from shmllm.errors import ProtocolMismatchError
-from shmllm.outputs.columns import Embeddings, Piece
 from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
 from shmllm.wire.adapter import decode_adapter, encode_adapter
@@ -19,12 +16,10 @@ from shmllm.wire.sections import Parts, Sections, column
 # number, priority, type, flags, dimensions, second segment, skipped, prompt tokens, salt bytes,
 # adapter bytes
 POOL_HEADER = Struct("<qiIIIIIIII")
-ROWS = Struct("<I")
 
 NORMALIZE = 1
 READ_PREFIX_CACHE = 2
 USE_HEAD = 4
-FLOAT_BYTES = 4
 
 
 def encode_pool(request: EngineCoreRequest) -> Parts:
@@ -70,28 +65,3 @@ def decode_pool(record: memoryview) -> EngineCoreRequest:
         num_skipped=skipped,
     )
     return EngineCoreRequest(number, prompt, pooling, salt, priority, lora=lora)
-
-
-def encode_embeddings(message: Embeddings) -> Parts:
-    return (
-        ROWS.pack(len(message.numbers)),
-        column("q", message.numbers),
-        column("q", [piece.offset for piece in message.pieces]),
-        column("I", [len(piece.data) // FLOAT_BYTES for piece in message.pieces]),
-        *(piece.data for piece in message.pieces),
-    )
-
-
-def decode_embeddings(record: memoryview) -> Embeddings:
-    (rows,) = ROWS.unpack_from(record)
-    sections = Sections(record, ROWS.size)
-    numbers, offsets = sections.take("q", rows), sections.take("q", rows)
-    sizes = sections.take("I", rows)
-    if len(numbers) != rows:
-        raise ProtocolMismatchError("EMBEDDINGS has fewer rows than its header says")
-    pieces = [
-        Piece(offset, sections.take_bytes(FLOAT_BYTES * size))
-        for offset, size in zip(offsets, sizes, strict=True)
-    ]
-    sections.end()
-    return Embeddings(numbers, pieces)

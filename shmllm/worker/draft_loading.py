@@ -91,6 +91,7 @@ def _options(config: EngineConfig, target: LoadedModel) -> LoadConfig | None:
         max_model_len=None,
         further_layers=0,
         kept_levels=(),
+        returns_experts=False,
         model_impl="auto",
         decode_kernel="auto",
         language_model_only=True,  # it drafts for text

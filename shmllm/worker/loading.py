@@ -36,6 +36,7 @@ from shmllm.models.weights import (
     load_weights,
     stored_kinds,
 )
+from shmllm.models.widths import routed_shape
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
 from shmllm.worker.pooling_info import pooling_info
@@ -189,7 +190,9 @@ def model_config(load: LoadConfig) -> ModelConfig:
     config = read_config(Path(load.directory), use_of(load))
     config = with_end_of_tokenizer(config, Path(load.tokenizer_directory or load.directory))
     config = for_length(config, configured_length(load, config))
-    return replace(config.with_further(load.further_layers), kept_levels=load.kept_levels)
+    kept, returned = load.kept_levels, load.returns_experts
+    config = config.with_further(load.further_layers)
+    return replace(config, kept_levels=kept, returns_experts=returned)
 
 
 def use_of(load: LoadConfig) -> ModelUse:
@@ -263,6 +266,7 @@ def make_info(
         embeds_width=model.embedding_width,
         logprobs_mode=config.logprobs.mode,
         model_options=_model_options(config),
+        routed=routed_shape(model),
         deterministic=deterministic,
         activation_dtype=activation_dtype,
         kv_cache_dtype=kv_cache_dtype,

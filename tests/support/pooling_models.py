@@ -163,7 +163,7 @@ def pool(
     found: dict[int, npt.NDArray[np.float32]] = {}
     for state in front_end.run_each(requests, False):
         assert state.error is None, state.error
-        found[state.index] = np.frombuffer(state.vector, np.float32)
+        found[state.index] = np.frombuffer(state.pieces.data, np.float32)
     vectors = [found[index] for index in range(len(prompts))]
     if pooling.type is not PoolingType.ALL:
         return vectors

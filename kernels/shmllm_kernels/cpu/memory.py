@@ -83,6 +83,13 @@ def put_word(builder, address, index, value):
 
 
 @emitted
+def put_narrow(builder, address, index, value, num_bytes):
+    """Stores the last bytes of an int64, 1 or 2 of them, at ``address[index]``."""
+    narrow = ir.IntType(8 * num_bytes.constant)
+    builder.store(builder.trunc(value, narrow), View(builder, address, narrow).at(builder, index))
+
+
+@emitted
 def on_stack(builder, num_bytes):
     """The address of memory of a constant size, aligned to 64 bytes, until the function returns."""
     with builder.goto_entry_block():

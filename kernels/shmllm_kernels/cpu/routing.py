@@ -14,7 +14,14 @@ import numpy as np
 from shmllm_kernels.cpu.functions import exp, sigmoid
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
-from shmllm_kernels.cpu.memory import float_of_word, floats, number, put_word, word
+from shmllm_kernels.cpu.memory import (
+    float_of_word,
+    floats,
+    number,
+    put_narrow,
+    put_word,
+    word,
+)
 from shmllm_kernels.cpu.norms import KINDS
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
@@ -393,4 +400,24 @@ SCALE_CHOSEN = {kind: Kernel(_pieces, _scale_chosen, kind) for kind in KINDS}
 
 Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64; weights [tokens, top_k]
 float32; scales [experts].
+"""
+
+
+@compiled
+def _report(operands, piece, thread, num_threads, num_bytes):
+    top_k, ids, out, stride = (
+        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+    )  # fmt: skip
+    begin, end = _tokens(operands, piece, num_threads)
+    for token in range(begin, end):
+        for choice in range(top_k):
+            put_narrow(out + token * stride, choice, word(ids, token * top_k + choice), num_bytes)
+
+
+REPORT = {num_bytes: Kernel(_pieces, _report, num_bytes) for num_bytes in (1, 2)}
+"""Kernels by the size of a number in bytes. ``out[token] = ids[token]``, where the rows of ``out``
+are parts of wider ones.
+
+Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64; address of out's first
+element; the distance of out's rows, in bytes.
 """

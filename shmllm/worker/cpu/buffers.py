@@ -19,6 +19,7 @@ from shmllm.models.widths import (
     num_chosen,
     num_relations,
     read_widths,
+    routed_shape,
 )
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
@@ -27,6 +28,7 @@ from shmllm.worker.cpu.mamba import MambaBuffers
 from shmllm.worker.cpu.product_kernels import rounded_bytes
 from shmllm.worker.cpu.relations import RelationBuffers
 from shmllm.worker.group import Alone, Group
+from shmllm.worker.routed_experts import torch_dtype
 
 SCORED_ROWS = 64
 """The number of rows whose logits are computed at a time for the log-probabilities of prompts."""
@@ -66,6 +68,7 @@ class CpuBuffers:
             attention of a model that drafts, else empty.
         given: [max_tokens, hidden], the hidden states that such a model reads, else empty.
         kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
+        routed: [max_tokens, mixtures, top_k], the experts of each token; None: they are not kept.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         gated: [max_tokens, width], such inputs of one layer times their gates, or None.
@@ -134,6 +137,9 @@ class CpuBuffers:
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, max_tokens) for spec in config.mixtures
         }
+        self.routed: Tensor | None = None
+        if (shape := routed_shape(config)) is not None:
+            self.routed = allocate((max_tokens, *shape.of_token), torch_dtype(shape))
         self.mambas = {spec: MambaBuffers(allocate, spec, max_tokens) for spec in config.mambas}
         self._products = {width: buffer(max_tokens, width) for width in linear_widths(config)}
         self._unprojected = {

@@ -32,6 +32,7 @@ from shmllm_kernels.cpu.routing import (
     BLOCK_WORDS,
     COMBINE,
     MIXER,
+    REPORT,
     ROUTE,
     SCALE_CHOSEN,
     SIGMOID,
@@ -108,6 +109,8 @@ class ExpertOps:
         buffers: the buffers of each mixture.
         lora: records what adapters add to products; None: nothing.
         meetings: records sums over the ranks of a group; None: the process is alone.
+        routed: [max_tokens, mixtures, top_k], where the choices of the decoder's layers are kept;
+            None: nowhere.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class ExpertOps:
         buffers: dict[MoESpec, ExpertBuffers],
         lora: CpuLora | None = None,
         meetings: Meetings | None = None,
+        routed: Tensor | None = None,
     ) -> None:
         self._kernels = program
         self._meetings = meetings or Meetings(program, "", Alone())
@@ -125,6 +129,7 @@ class ExpertOps:
         self._num_tokens = num_tokens
         self._buffers = buffers
         self._lora = lora
+        self._routed = routed
         self._exact: dict[MoESpec, Tensor] = {}  # activations that adapters read
         size = SCRATCH_BYTES if buffers else 0
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
@@ -150,10 +155,20 @@ class ExpertOps:
             operands = [self._num_tokens, spec.top_k, *out, moe.scale.data_ptr()]
             kernel = SCALE_CHOSEN[kind_of(moe.scale)]
             self._kernels.record(kernel, operands, label="scale_chosen")
+        if self._routed is not None and moe.place is not None:
+            self._record_report(self._routed[:, moe.place], spec.top_k, buffers.ids)
         gates = buffers.shared_gates
         if moe.fixed_gate is not None:
             gates = moe.fixed_gate.expand(len(buffers.ids))
         return Routing(buffers.ids, buffers.weights, gates)
+
+    def _record_report(self, out: Tensor, top_k: int, ids: Tensor) -> None:
+        """Record a copy of a choice, [max_tokens, top_k]."""
+        size = out.element_size()
+        operands = [
+            self._num_tokens, top_k, ids.data_ptr(), out.data_ptr(), size * out.stride(0),
+        ]  # fmt: skip
+        self._kernels.record(REPORT[size], operands, label="report_experts")
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Tensor | None) -> Tensor:
         """Record the operation `models.ops.Ops.experts`, but for the shared expert.

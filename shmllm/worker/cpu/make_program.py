@@ -44,6 +44,8 @@ class Program(Protocol):
             behind the first layers; None: there are none.
         observe: if set, each kernel runs inside the context manager that this makes of its label;
             steps take longer then.
+        routed: [max_tokens, mixtures, top_k], the experts of the tokens of the last step, see
+            `RoutedShape`; None: they are not kept.
         deterministic: whether a request's bits depend on its own tokens only.
     """
 
@@ -61,6 +63,9 @@ class Program(Protocol):
 
     @property
     def levels(self) -> Tensor | None: ...
+
+    @property
+    def routed(self) -> Tensor | None: ...
 
     def run(self, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """Compute the step whose inputs are in `self.inputs`.

@@ -200,6 +200,11 @@ class CpuPipeline:
         return self._slots[self._next].embeds
 
     @property
+    def routed(self) -> Tensor | None:
+        """See `make_program.Program`. The options refuse to return experts."""
+        return None
+
+    @property
     def levels(self) -> Tensor | None:
         """Where what images add behind the first layers is written before the next step."""
         return self.buffers.levels

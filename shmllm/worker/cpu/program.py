@@ -173,6 +173,11 @@ class CpuProgram:
         return self.buffers.embeds
 
     @property
+    def routed(self) -> Tensor | None:
+        """See `make_program.Program`."""
+        return self.buffers.routed
+
+    @property
     def levels(self) -> Tensor | None:
         """See `make_program.Program`."""
         return self.buffers.levels

@@ -19,6 +19,7 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.outputs.columns import Piece
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.plugins.kv_connector import KVConnector
 from shmllm.worker.background import BackgroundThread
@@ -41,6 +42,7 @@ from shmllm.worker.memory import smallest
 from shmllm.worker.memory_owners import MemoryOwners, Workspace
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction
 from shmllm.worker.ranks import NoRanks, Ranks
+from shmllm.worker.routed_experts import make_routed_experts
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.step_drafter import StepDrafter
 from shmllm.worker.verification import accept
@@ -146,6 +148,9 @@ class CpuRunner(LoadedRunner):
             video_times=loaded.config.video_times,
             make_tables=lambda shape: ranks.memory.array(TABLES, *shape, dtype="int32"),
         )
+        self._routed = make_routed_experts(
+            loaded.config, self.kv_groups, size.num_blocks, self._batch
+        )
 
         part.build(size, self._batch)  # first: the others get the arrays that this one makes
         weight_bytes = sum(ranks.everywhere(lambda: loaded.weights.num_bytes, "build", size))
@@ -163,6 +168,8 @@ class CpuRunner(LoadedRunner):
             self.masks,
             self.items,
         ]
+        if self._routed is not None:
+            workspaces.append(self._routed)
         self._drafter = self._make_drafter(config, workspaces)
         is_drafting = config.speculative.most_drafted > 0
         overlaps = bool(config.scheduler.async_scheduling) and not is_drafting
@@ -332,16 +339,28 @@ class CpuRunner(LoadedRunner):
         vectors = self.pooler(hidden, inputs, plan) if plan.pools else ()
         computing_ns = None if prepared_ns is None else (prepared_ns, time.perf_counter_ns())
         if not plan.samples:
+            self._report_experts(plan, inputs, None)
             self._follow(plan, inputs, hidden, None)
-            return StepResult([], None, prompt_logprobs, vectors, computing_ns)
+            return StepResult([], None, prompt_logprobs, vectors, computing_ns=computing_ns)
         logits = self.model.compute_logits(logits)
         sampled = self._sampler(logits, inputs.sample_rows, inputs.sample_positions, masks)
         self._batch.append(inputs, sampled.token_ids)
         result = accept(plan, sampled)
         result.prompt_logprobs, result.vectors = prompt_logprobs, vectors
+        result.routed_experts = self._report_experts(plan, inputs, result.counts)
         result.computing_ns = computing_ns
         self._follow(plan, inputs, hidden, result.counts)
         return result
+
+    def _report_experts(
+        self, plan: StepPlan, inputs: StepInputs, counts: list[int] | None
+    ) -> list[Piece]:
+        """Remember the experts of a step's tokens, and return what is to be reported of them."""
+        kept = self._program.routed
+        if self._routed is None or kept is None:
+            return []
+        expected = self._routed.expect(plan, inputs)
+        return self._routed.add(expected, kept[: len(inputs.token_ids)].numpy(), counts)
 
     def _follow(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, counts: list[int] | None

@@ -80,6 +80,7 @@ class CpuTransformersProgram:
         return self._model.logits(hidden.to(self._model.dtype)).float()
 
     levels: Tensor | None = None
+    routed: Tensor | None = None
 
     @property
     def embeds(self) -> Tensor:

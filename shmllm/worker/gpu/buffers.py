@@ -12,13 +12,14 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
-from shmllm.models.widths import inner_widths, linear_widths, low_ranks, num_chosen
+from shmllm.models.widths import inner_widths, linear_widths, low_ranks, num_chosen, routed_shape
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.experts import ExpertBuffers
 from shmllm.worker.gpu.many_products import ManyProducts
 from shmllm.worker.gpu.relations import RelationBuffers
+from shmllm.worker.routed_experts import torch_dtype
 from shmllm_kernels.gpu import few_mamba_inputs
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
@@ -89,6 +90,7 @@ class GpuBuffers:
             attention of a model that drafts, else empty.
         given: [max_tokens, hidden], the hidden states that such a model reads, else empty.
         kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
+        routed: [max_tokens, mixtures, top_k], the experts of each token; None: they are not kept.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
             there are none.
         mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
@@ -183,6 +185,9 @@ class GpuBuffers:
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)
             for spec in config.mixtures
         }
+        self.routed: Tensor | None = None
+        if (shape := routed_shape(config)) is not None:
+            self.routed = allocate((max_tokens, *shape.of_token), torch_dtype(shape))
         reads_both = config.num_further or config.eagle is not None
         self.joined = buffer(max_tokens if reads_both else 0, 2 * hidden)
         self.given = buffer(max_tokens if config.eagle is not None else 0, hidden)

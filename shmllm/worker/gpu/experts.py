@@ -98,6 +98,8 @@ class ExpertOps:
         products: chooses tile sizes.
         lora: the adapters of the step; None: there are none.
         meetings: launches sums over the ranks of a group; None: the process is alone.
+        routed: [max_tokens, mixtures, top_k], where the choices of the decoder's layers are kept;
+            None: nowhere.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class ExpertOps:
         products: GpuProducts,
         lora: GpuLora | None = None,
         meetings: NoMeetings | None = None,
+        routed: Tensor | None = None,
     ) -> None:
+        self._routed = routed
         self._meetings = meetings or NoMeetings()
         self._buffers = buffers
         self._products = products
@@ -135,6 +139,7 @@ class ExpertOps:
             routing.ids, routing.weights, logits[:, : moe.spec.num_experts], query_starts,
             _choice_of(moe.spec), moe.correction, moe.scale, layout,
         )  # fmt: skip
+        self._report(moe, routing.ids)
         return routing
 
     def can_route_few(self, moe: MoE) -> bool:
@@ -171,7 +176,17 @@ class ExpertOps:
             self._buffers[moe.spec].scratch.num_done, _choice_of(moe.spec), moe.correction,
             moe.scale, layout, self._products.is_dependent, factor, norm_of_rows(experts_norm),
         )  # fmt: skip
+        self._report(moe, routing.ids)
         return routing
+
+    def _report(self, moe: MoE, ids: Tensor) -> None:
+        """Keep a choice, [tokens, top_k], where callers ask for it."""
+        if self._routed is None or moe.place is None:
+            return
+        kept, top_k = self._routed[: len(ids), moe.place], moe.spec.top_k
+        kept[:, :top_k].copy_(ids)
+        if top_k < kept.shape[1]:
+            kept[:, top_k:].zero_()
 
     def _routing(self, moe: MoE, num_tokens: int) -> tuple[Tensor, Routing, PairLayout | None]:
         """Return where the router's output goes, [tokens, experts] or one column more, where the

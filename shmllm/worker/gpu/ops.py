@@ -100,7 +100,9 @@ class GpuOps:
         self.products = GpuProducts(buffers.attention.deterministic, device, buffers.many_products)
         self.latents = LatentAttentionOps(cache, inputs, buffers)
         self.recurrent = RecurrentOps(cache, inputs, buffers)
-        self._experts = ExpertOps(buffers.experts, self.products, lora, self.meetings)
+        self._experts = ExpertOps(
+            buffers.experts, self.products, lora, self.meetings, buffers.routed
+        )
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         self._altup = AltUpOps(buffers.streams, buffers.predicted)
         rest = self.norm, self.products, rotates_apart, ahead or {}

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
-from shmllm.core.plan import StepPlan, StepResult
-from shmllm.outputs.columns import Piece
+from shmllm.core.plan import StepPlan
 from shmllm.worker.batch import EMBEDDED, StepInputs
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.gpu.device import Device
@@ -29,11 +28,11 @@ from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT
 from shmllm.worker.gpu.kv_dtype import kv_dtype_name
 from shmllm.worker.gpu.lora import GpuAdapter
 from shmllm.worker.gpu.part import GpuPart
-from shmllm.worker.gpu.sampler import PendingSamplerOutput
-from shmllm.worker.gpu.scorer import PendingScores, PromptScorer
+from shmllm.worker.gpu.scorer import PromptScorer
 from shmllm.worker.gpu.step_messages import StepMessage, StepMessages, numbers_of, slot_of_rows
 from shmllm.worker.gpu.step_timer import StepTimer
-from shmllm.worker.gpu.transfers import PendingArrays, Transfers
+from shmllm.worker.gpu.submitted_steps import CopyingStep, GpuStep, PendingExperts
+from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.group import Kind
 from shmllm.worker.items import spread_levels
 from shmllm.worker.load_processors import ProcessorClasses, make_processors
@@ -43,113 +42,9 @@ from shmllm.worker.memory import smallest
 from shmllm.worker.memory_owners import MemoryOwners
 from shmllm.worker.prompt_embeds import FoundEmbeds
 from shmllm.worker.ranks import NoRanks, Ranks
+from shmllm.worker.routed_experts import make_routed_experts
 from shmllm.worker.step_drafter import StepDrafter
-from shmllm.worker.verification import accept
 from shmllm_kernels.gpu.version import version
-
-
-class GpuStep:
-    """A step whose forward pass was launched. Its sampling was launched as well, unless that needs
-    the tokens of the step before.
-
-    Args:
-        runner: the runner that launched the step.
-        timer: the step's timer, which has begun.
-        plan: the step's plan.
-        inputs: the step's inputs.
-        hidden: [T or more, hidden] on the device, the hidden states of all tokens.
-        logits: (N or more, V) on the device, the logits of the step's N samples.
-        prompt_scores: the pending log-probabilities of prompts.
-        pooled: the pending hidden states of all tokens, (T * hidden,) float32; None if the step
-            has no pooling requests.
-    """
-
-    def __init__(
-        self,
-        runner: GpuRunner,
-        timer: StepTimer,
-        plan: StepPlan,
-        inputs: StepInputs,
-        hidden: Tensor,
-        logits: Tensor,
-        prompt_scores: list[PendingScores],
-        pooled: PendingArrays | None,
-    ) -> None:
-        self._runner = runner
-        self._timer = timer
-        self._plan = plan
-        self._inputs = inputs
-        self._hidden = hidden
-        self._logits = logits
-        self._prompt_scores = prompt_scores
-        self._pooled = pooled
-        self._expected = runner.batch.expect(inputs)
-        self._sampled: PendingSamplerOutput | None = None
-        if not plan.samples:
-            timer.end()
-        elif not runner.sampler.needs_tokens(plan, inputs):
-            self._sample()
-
-    def release(self) -> None:
-        """Launch the sampling if it waits: the batch and the constraints have the tokens of the
-        step before."""
-        if self._plan.samples and self._sampled is None:
-            self._sample()
-
-    @torch.inference_mode()
-    def result(self) -> StepResult:
-        """Wait for the step, and store its tokens in the batch."""
-        device_ns = self._timer.wait_ns()
-        self._runner.check()
-        scores = [pending.result() for pending in self._prompt_scores]
-        result, vectors = StepResult([]), self._pool()
-        if self._sampled is not None:
-            sampled = self._sampled.result()
-            self._runner.batch.fill(self._expected, sampled.token_ids)
-            result = accept(self._plan, sampled)
-            if result.counts is not None:
-                rows = np.array(self._plan.rows, np.int32)[self._plan.samples]
-                tokens = np.array(result.token_ids, np.int64)
-                self._runner.sampler.count_accepted(np.repeat(rows, result.counts), tokens)
-        self._runner.follow(self._plan, self._inputs, self._hidden, result.counts)
-        if self._runner.saves_late(self._plan):
-            self._timer.end()
-            self._timer.wait_ns()
-        result.prompt_logprobs, result.vectors, result.device_ns = scores, vectors, device_ns
-        return result
-
-    def _pool(self) -> list[Piece]:
-        if self._pooled is None:
-            return []
-        (states,) = self._pooled.arrays()
-        hidden = torch.from_numpy(states).view(len(self._inputs.token_ids), -1)
-        return self._runner.pooler(hidden, self._inputs, self._plan)
-
-    @torch.inference_mode()
-    def _sample(self) -> None:
-        runner = self._runner
-        masks = runner.masks.begin(self._plan.constraints, self._plan.drafts)
-        logits = runner.model.compute_logits(self._logits)
-        self._sampled = runner.sampler(logits, self._inputs, runner.inputs, self._plan, masks)
-        self._timer.end()
-
-
-class CopyingStep:
-    """A step that only copies blocks to where other engines find them.
-
-    Args:
-        timer: the step's timer, which has ended.
-    """
-
-    def __init__(self, timer: StepTimer) -> None:
-        self._timer = timer
-
-    def release(self) -> None:
-        """Do nothing: all has been launched."""
-
-    def result(self) -> StepResult:
-        """Wait for the copies."""
-        return StepResult([], device_ns=self._timer.wait_ns())
 
 
 class GpuRunner(LoadedRunner):
@@ -168,6 +63,7 @@ class GpuRunner(LoadedRunner):
         batch: the state of the running requests, on the host.
         inputs: the inputs of the current step, on the device.
         sampler: the sampler.
+        routed: remembers the experts of tokens; None: nobody asks for them.
 
     Raises:
         EngineStartError: the model cannot be loaded, does not fit into the memory, or has no
@@ -201,6 +97,9 @@ class GpuRunner(LoadedRunner):
         self._lora = resources.lora
         self._adapters = None if self._lora is None else ranks.adapters(self._lora)
         self.kv_groups = resources.shape.groups
+        self.routed = make_routed_experts(
+            loaded.config, self.kv_groups, size.num_blocks, self.batch
+        )
         self._is_deterministic = config.load.deterministic
         self._messages = None if group is None else StepMessages(group, self.inputs)
 
@@ -231,7 +130,7 @@ class GpuRunner(LoadedRunner):
             self.model,
             loaded.weights,
             part.kv_cache,
-            (self.pooler, self.masks, self.items),
+            (self.pooler, self.masks, self.items, *(() if self.routed is None else (self.routed,))),
             part.pool,
             (
                 self._buffers.arena,
@@ -338,9 +237,19 @@ class GpuRunner(LoadedRunner):
         states = None
         if plan.pools:
             states = self.sampler.transfers.fetch(hidden[:num_tokens].float())
+        experts = self._fetch_experts(plan, inputs)
         if shared is not None and self._drafter is None:
             shared.save(plan.saves_after)  # the timer ends later
-        return GpuStep(self, timer, plan, inputs, hidden, logits, scores, states)
+        return GpuStep(self, timer, plan, inputs, hidden, logits, scores, states, experts)
+
+    def _fetch_experts(self, plan: StepPlan, inputs: StepInputs) -> PendingExperts | None:
+        """Launch the copy of the choices of experts to the host; None: nobody asks for them."""
+        kept = self._buffers.routed
+        if self.routed is None or kept is None:
+            return None
+        chosen = kept[: len(inputs.token_ids)].view(torch.uint8)
+        fetched = self.sampler.transfers.fetch(chosen)
+        return PendingExperts(self.routed.expect(plan, inputs), fetched)
 
     def _tell(self, step: StepMessage) -> None:
         """Let the others compute their parts of a step between two of the model's. Several of those

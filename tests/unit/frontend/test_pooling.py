@@ -44,7 +44,7 @@ def output(
     )
     state: Any = SimpleNamespace(
         parent=SimpleNamespace(request_id="0"),
-        vector=np.array(numbers, np.float32).tobytes(),
+        pieces=SimpleNamespace(data=np.array(numbers, np.float32).tobytes()),
         request=request,
         num_cached_tokens=0,
         error=error,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.variants import slow
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns, Piece
+from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns, Piece, RoutedColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.params.items import Item
 from shmllm.params.lora import LoRARequest
@@ -190,10 +190,17 @@ def embeddings(draw):
     numbers = draw(st.lists(int64, max_size=4))
     sizes = draw(st.lists(st.integers(0, 5), min_size=len(numbers), max_size=len(numbers)))
     pieces = [
-        Piece(draw(st.integers(0, 2**40)), draw(st.binary(min_size=4 * n, max_size=4 * n)))
+        Piece(4 * draw(st.integers(0, 2**40)), draw(st.binary(min_size=4 * n, max_size=4 * n)))
         for n in sizes
     ]
     return Embeddings(numbers, pieces)
+
+
+@st.composite
+def routed_experts(draw):
+    pieces = st.builds(Piece, st.integers(0, 2**40), st.binary(max_size=9))
+    numbers = draw(st.lists(int64, max_size=4))
+    return RoutedColumns(numbers, [draw(pieces) for _ in numbers])
 
 
 adapters = st.builds(
@@ -253,7 +260,8 @@ MESSAGES = {
         st.builds(PromptEmbeds, int64, st.binary(max_size=100)),
     ),
     RecordKind.PROMPT_ITEM: (codec.encode_prompt_item, prompt_items()),
-    RecordKind.EMBEDDINGS: (codec.encode_embeddings, embeddings()),
+    RecordKind.EMBEDDINGS: (codec.encode_pieces, embeddings()),
+    RecordKind.ROUTED_EXPERTS: (codec.encode_pieces, routed_experts()),
     RecordKind.ABORT: (codec.encode_abort, st.builds(Abort, st.lists(int64, max_size=9))),
     RecordKind.OUTPUTS: (codec.encode_outputs, outputs()),
     RecordKind.PROMPT_LOGPROBS: (codec.encode_prompt_logprobs, prompt_logprobs()),
