@@ -7,9 +7,14 @@ of vLLM's and OpenAI's servers.
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from shmllm.batch.parameters import SAMPLING_FIELDS
 from shmllm.batch.rows import JsonObject, Messages, Row, carried, shown
@@ -41,6 +46,7 @@ RESULT_FIELDS = {
     "token_ids",
     "logprobs",
     "prompt_logprobs",
+    "routed_experts",
     "outputs",
 }
 _OTHER_NAMES = {
@@ -224,6 +230,8 @@ class NativeFormat:
             found["token_ids"] = list(completion.token_ids)
         if completion.logprobs is not None:
             found["logprobs"] = [entries(position) for position in completion.logprobs]
+        if completion.routed_experts is not None:
+            found["routed_experts"] = _as_base64(completion.routed_experts)
         return found
 
     def _completion(self, completion: CompletionOutput) -> JsonObject:
@@ -239,6 +247,13 @@ def _is_sampling(name: str, value: object) -> bool:
     """Whether a field is a sampling parameter. Lists of log-probabilities are results of an
     earlier job."""
     return name in SAMPLING_FIELDS and not (name in RESULT_FIELDS and isinstance(value, list))
+
+
+def _as_base64(array: npt.NDArray[Any]) -> str:
+    """An array as the text that vLLM's server writes: the base64 of an .npy file."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def entries(position: Mapping[int, Any] | None) -> list[JsonObject] | None:

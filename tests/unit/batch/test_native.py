@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from support.batch_helpers import answer
 
@@ -186,6 +189,15 @@ def test_options_add_prompt_and_token_ids():
     record = NativeFormat(echo=True, token_ids=True).record(row({"prompt": "ab"}), answer("ab"))
     assert record["prompt"] == "ab"
     assert record["token_ids"] == [97, 98]
+
+
+def test_routed_experts_are_the_base64_of_an_npy_file():
+    output = answer("a")
+    output.outputs[0].routed_experts = experts = np.arange(12, dtype=np.uint8).reshape(2, 3, 2)
+    text = NativeFormat().record(row({"prompt": "a"}), output)["routed_experts"]
+    read = np.load(io.BytesIO(base64.b64decode(text)))
+    assert read.dtype == np.uint8
+    assert np.array_equal(read, experts)
 
 
 def test_logprobs_are_lists_of_entries_with_the_sampled_token_first():
