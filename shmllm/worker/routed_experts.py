@@ -29,30 +29,24 @@ def torch_dtype(shape: RoutedShape) -> torch.dtype:
     return torch.uint8 if shape.dtype.itemsize == 1 else torch.int16
 
 
-class _Report(NamedTuple):
-    """Tokens of a request whose experts are reported behind a step.
-
-    row: the row of the request.
-    first: the position of the first token.
-    slots: the slots of the tokens in the KV cache.
-    num_drafts: how many of the tokens, the last ones, were drafted.
-    """
-
-    row: int
-    first: int
-    slots: LongArray
-    num_drafts: int
-
-
 class ExpectedExperts(NamedTuple):
-    """What a step adds.
+    """What a step adds, and what is reported behind it for each of the plan's `samples`: the tokens
+    of a request that no step has reported.
 
-    slots: (T,) int64, the slots of its tokens.
-    reports: what is reported behind it, for each of the plan's `samples`.
+    slots: (T,) int64, the slots of the step's tokens in the KV cache.
+    rows: the rows of the requests.
+    firsts: the position of the first token of each.
+    ends: the position behind the last one, drafted ones included.
+    reported: int64, the slots of all these tokens, request by request.
+    num_drafts: how many of the last tokens of each were drafted.
     """
 
     slots: LongArray
-    reports: list[_Report]
+    rows: LongArray
+    firsts: list[int]
+    ends: list[int]
+    reported: LongArray
+    num_drafts: list[int]
 
 
 class RoutedExperts:
@@ -103,14 +97,18 @@ class RoutedExperts:
         """
         for request in plan.new_requests:
             self._next[request.row] = request.num_routed
-        reports = []
-        for index in plan.samples:
-            row, num_drafts = plan.rows[index], len(plan.drafts.get(index, ()))
-            first, end = int(self._next[row]), int(inputs.context_lens[index])
-            slots = self._batch.slots_of(row, first, end)[self._group]
-            reports.append(_Report(row, first, slots, num_drafts))
-            self._next[row] = end
-        return ExpectedExperts(inputs.slot_mapping[self._group].copy(), reports)
+        samples = np.array(plan.samples, np.int64)
+        rows, ends = inputs.rows[samples], inputs.context_lens[samples]
+        firsts, slots = self._next[rows], inputs.slot_mapping[self._group].copy()
+        self._next[rows] = ends
+        if (ends - firsts == 1).all():
+            reported = slots[inputs.sample_tokens]
+        else:
+            spans = zip(rows, firsts, ends, strict=True)
+            each = [self._batch.slots_of(*span)[self._group] for span in spans]
+            reported = np.concatenate(each)
+        num_drafts = [len(plan.drafts.get(index, ())) for index in plan.samples]
+        return ExpectedExperts(slots, rows, firsts.tolist(), ends.tolist(), reported, num_drafts)
 
     def add(
         self, expected: ExpectedExperts, chosen: npt.NDArray[Any], counts: Sequence[int] | None
@@ -124,18 +122,31 @@ class RoutedExperts:
                 bytes of that.
             counts: how many tokens were sampled for each of the `samples`; None: one each.
         """
+        shape = self._shape
         if self._of_slots is None:
-            self._of_slots = np.zeros((self._num_slots, *self._shape.of_token), self._shape.dtype)
-        chosen = chosen.reshape(-1).view(self._shape.dtype)
-        self._of_slots[expected.slots] = chosen.reshape(-1, *self._shape.of_token)
-        size, pieces = self._shape.token_bytes, []
-        for place, (row, first, slots, num_drafts) in enumerate(expected.reports):
-            num_wrong = 0 if counts is None else num_drafts + 1 - counts[place]
-            if num_wrong:  # no step is under way behind one with drafts
-                slots = slots[: len(slots) - num_wrong]
-                self._next[row] -= num_wrong
-            pieces.append(Piece(size * first, self._of_slots[slots].tobytes()))
-        return pieces
+            self._of_slots = np.zeros((self._num_slots, *shape.of_token), shape.dtype)
+        chosen = chosen.reshape(-1).view(shape.dtype)
+        self._of_slots[expected.slots] = chosen.reshape(-1, *shape.of_token)
+        data, begin, pieces = self._of_slots[expected.reported].tobytes(), 0, []
+        size = shape.token_bytes
+        for first, last in zip(expected.firsts, expected.ends, strict=True):
+            end = begin + size * (last - first)
+            pieces.append(Piece(size * first, data[begin:end]))
+            begin = end
+        return pieces if counts is None else self._without_wrong(expected, pieces, counts)
+
+    def _without_wrong(
+        self, expected: ExpectedExperts, pieces: list[Piece], counts: Sequence[int]
+    ) -> list[Piece]:
+        """Return the pieces without drafted tokens that were wrong, whose positions the next step
+        computes again: no step is under way behind one with drafts."""
+        right, size = [], self._shape.token_bytes
+        sampled = zip(expected.rows, expected.num_drafts, counts, pieces, strict=True)
+        for row, num_drafts, count, piece in sampled:
+            num_wrong = num_drafts + 1 - count
+            self._next[row] -= num_wrong
+            right.append(Piece(piece.offset, piece.data[: len(piece.data) - size * num_wrong]))
+        return right
 
 
 def make_routed_experts(
