@@ -13,9 +13,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from shmllm.batch.parameters import SAMPLING_FIELDS
 from shmllm.batch.rows import JsonObject, Messages, Row, carried, shown
 from shmllm.errors import RequestError
@@ -249,8 +246,10 @@ def _is_sampling(name: str, value: object) -> bool:
     return name in SAMPLING_FIELDS and not (name in RESULT_FIELDS and isinstance(value, list))
 
 
-def _as_base64(array: npt.NDArray[Any]) -> str:
-    """An array as the text that vLLM's server writes: the base64 of an .npy file."""
+def _as_base64(array: Any) -> str:
+    """A numpy array as the text that vLLM's server writes: the base64 of an .npy file."""
+    import numpy as np
+
     file = io.BytesIO()
     np.save(file, array)
     return base64.b64encode(file.getvalue()).decode()

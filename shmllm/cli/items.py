@@ -140,9 +140,9 @@ class CommandItems:
         first = FLAGS[self._modalities[0]]
         if engine["language_model_only"]:
             raise click.UsageError(f"{first} and --language-model-only exclude each other")
-        from shmllm.frontend.model_files import resolve_model
+        from shmllm.frontend.model_files import Hub, resolve_model
 
-        taken = modalities_of(resolve_model(engine["model"], revision=engine["revision"]))
+        taken = modalities_of(resolve_model(engine["model"], Hub(engine["revision"])))
         for modality in self._modalities:
             if modality not in taken:
                 raise RequestError(

@@ -49,7 +49,6 @@ def run_text(
         chat_template: the source of the chat template; None for the model's.
         items: the items of each prompt; None for none.
     """
-    from shmllm.frontend.adapters import set_adapters
     from shmllm.frontend.priorities import set_priorities
     from shmllm.params.sampling import SamplingParams
 
@@ -60,7 +59,7 @@ def run_text(
         prompts: list[Any] = [as_prompt(llm, item, chat_template, ready) for item in inputs]
         names = [item.origin for item in inputs]
         requests = llm.front_end.prepare(prompts, params, names)
-        llm.front_end.add_adapters(set_adapters(requests, adapter, llm.facts))
+        llm.front_end.add_adapters(llm.front_end.adapters.set(requests, adapter))
         set_priorities(requests, session.priority, llm.facts)
         outcome = TextOutcome(params, llm.facts.max_model_len)
         with open_target(target) as out:

@@ -140,10 +140,10 @@ def get_tokenizer(
     """Loads the transformers tokenizer of a model; `options` are passed to transformers."""
     from transformers import AutoTokenizer
 
-    from shmllm.frontend.model_files import loadable_name, resolve_model
+    from shmllm.frontend.model_files import Hub, loadable_name, resolve_model
 
     name = str(tokenizer_name)
-    directory = resolve_model(name, revision=revision)
+    directory = resolve_model(name, Hub(revision, download_dir=download_dir))
     tokenizer = AutoTokenizer.from_pretrained(directory, **options)
     tokenizer.name_or_path = loadable_name(name, directory)
     return tokenizer

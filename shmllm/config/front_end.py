@@ -28,6 +28,27 @@ class FrontEndConfig(Section):
         default_text="the model's",
     )
     revision: str | None = option(None, "Branch, tag or commit on the hub.", Free())
+    tokenizer_revision: str | None = option(
+        None,
+        "Branch, tag or commit of a tokenizer on the hub.",
+        Free(),
+        default_text="revision",
+        flag="",
+    )
+    hf_token: bool | str | None = option(
+        None,
+        "The token for the hub; True takes the stored one.",
+        Free(),
+        default_text="HF_TOKEN, or the stored one",
+        flag="",
+    )
+    download_dir: str | None = option(
+        None,
+        "Directory that models of the hub are downloaded to and read from.",
+        Free(),
+        default_text="the hub's cache",
+        flag="",
+    )
     skip_tokenizer_init: bool = option(
         False,
         "Load no tokenizer: prompts are token ids, and outputs have no text.",
@@ -39,6 +60,28 @@ class FrontEndConfig(Section):
         'Where sampling defaults come from: "auto" reads the model\'s generation_config.json, '
         '"shmllm" does not.',
         Free(),
+        flag="",
+    )
+    override_generation_config: dict[str, Any] | None = option(
+        None,
+        "Fields of generation_config.json that take the place of the model's, such as "
+        '{"temperature": 0.6, "max_new_tokens": 512}.',
+        JsonObject(),
+        default_text="none",
+        flag="",
+    )
+    stream_interval: int = option(
+        1,
+        "After how many new tokens of a request a stream yields its next output, unless its "
+        "parameters say so.",
+        Whole(),
+        flag="",
+    )
+    default_mm_loras: dict[str, Any] | None = option(
+        None,
+        'Adapters of prompts with items that name none: {"audio": DIRECTORY}.',
+        JsonObject(),
+        default_text="none",
         flag="",
     )
     chat_template: Any = option(

@@ -9,8 +9,8 @@ from typing import Any
 from shmllm.config.engine import SchedulingPolicy, WaitPolicyName
 from shmllm.config.items import ItemInfo
 from shmllm.config.pooling import PoolingInfo
+from shmllm.config.routed_experts import RoutedInfo
 from shmllm.config.shared_kv import Role
-from shmllm.outputs.routed_experts import RoutedShape
 
 MAX_ELEMENT_BYTES = 8
 """The size of a float64, the largest dtype of embeddings."""
@@ -110,7 +110,7 @@ class EngineInfo:
     shared_kv_cache_bytes: int = 0
     pooling: PoolingInfo = field(default_factory=PoolingInfo)
     items: ItemInfo = field(default_factory=ItemInfo)
-    routed: RoutedShape | None = None
+    routed: RoutedInfo | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -201,5 +201,5 @@ class EngineInfo:
         values["pooling"] = PoolingInfo.from_fields(values["pooling"])
         values["items"] = ItemInfo.from_json(values["items"])
         if values["routed"] is not None:
-            values["routed"] = RoutedShape.from_fields(values["routed"])
+            values["routed"] = RoutedInfo.from_fields(values["routed"])
         return cls(**{each.name: values[each.name] for each in fields(cls)})

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from shmllm.errors import EngineDeadError
 from shmllm.frontend import scoring
-from shmllm.frontend.adapters import Adapters, set_adapters
+from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.async_controls import AsyncEngineControls
 from shmllm.frontend.async_io import AsyncIO
 from shmllm.frontend.async_pooling import AsyncPooling
@@ -208,7 +208,7 @@ class AsyncLLM(AsyncEngineControls):
 
         def prepare() -> list[PreparedRequest]:
             requests = scoring.prepare(front_end, as_list(prompts), completions)
-            return set_adapters(requests, lora_request, front_end.info)
+            return front_end.adapters.set(requests, lora_request)
 
         requests = await self._call(prepare)
         tasks = [
@@ -281,7 +281,7 @@ class AsyncLLM(AsyncEngineControls):
         lora: LoRARequest | None = None,
     ) -> PreparedRequest:
         front_end = self._llm.front_end
-        prepared = set_adapters(front_end.prepare([prompt], params), lora, front_end.info)
+        prepared = front_end.adapters.set(front_end.prepare([prompt], params), lora)
         return set_priorities(prepared, priority, front_end.info)[0]
 
 

@@ -56,7 +56,7 @@ class AsyncPooling:
         def make() -> list[PoolingRequest]:
             front_end, model = llm.front_end, llm.pooled_model
             requests = prepare(front_end, model, [prompt], params, task, options)
-            adapt(requests, lora_request, front_end.info)
+            adapt(requests, lora_request, front_end.adapters)
             return requests
 
         if llm.pooler_config.enable_chunked_processing:

@@ -7,6 +7,7 @@ import logging
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ from shmllm.formats.eagle_heads import Verifier, verifier_of
 from shmllm.frontend.class_names import name_class, name_processors
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model
-from shmllm.frontend.model_files import generation_defaults, model_title, resolve_model
+from shmllm.frontend.model_files import (
+    Hub,
+    generation_defaults,
+    model_title,
+    overridden_defaults,
+    resolve_model,
+)
 from shmllm.frontend.speculative_options import read_speculative_config
 from shmllm.frontend.stored_method import check_stored_method
 from shmllm.params.unknown_options import reject_unknown_options
@@ -85,7 +92,7 @@ def _make_configs(options: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig
     overrides = with_only_text(overrides, values.get("language_model_only"))
     problems = load_general_plugins()
     try:
-        directory = resolve_model(str(front_end.model), revision=front_end.revision)
+        directory = resolve_model(str(front_end.model), hub_of(front_end))
         verifier = None if front_end.speculative_config else verifier_of(directory)
         if verifier is not None:
             return _make_configs(options | _drafting(verifier, directory))
@@ -103,16 +110,26 @@ def _make_configs(options: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig
         sections["plugins"]["search_path"] = added_paths()
     sections["load"]["directory"] = str(directory.absolute())
     sections["load"]["model_name"] = model_title(str(front_end.model))
-    if front_end.tokenizer is not None:
-        found = resolve_model(front_end.tokenizer, revision=front_end.revision)
+    if front_end.tokenizer is not None or front_end.tokenizer_revision is not None:
+        name = str(front_end.tokenizer or front_end.model)
+        found = resolve_model(name, hub_of(front_end, of_tokenizer=True))
         sections["load"]["tokenizer_directory"] = str(found.absolute())
-    speculative = read_speculative_config(front_end.speculative_config)
+    drafter_hub = replace(hub_of(front_end), revision=None)
+    speculative = read_speculative_config(front_end.speculative_config, drafter_hub)
     sections["load"]["further_layers"] = int(speculative.method == "mtp")
     made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in sections.items()}
     check_stored_method(str(front_end.model), directory, made["load"].quantization)
     return front_end, EngineConfig(
         **made, speculative=speculative, **_fields_of(EngineConfig, values)
     )
+
+
+def hub_of(front_end: FrontEndConfig, of_tokenizer: bool = False) -> Hub:
+    """How the options say that a model, or its tokenizer, is fetched."""
+    revision = front_end.revision
+    if of_tokenizer and front_end.tokenizer_revision is not None:
+        revision = front_end.tokenizer_revision
+    return Hub(revision, front_end.hf_token, front_end.download_dir)
 
 
 def _drafting(verifier: Verifier, head: Path) -> dict[str, Any]:
@@ -173,11 +190,23 @@ def _read_compilation_config(config: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def read_model_defaults(directory: Path, generation_config: str) -> dict[str, Any]:
-    """The sampling defaults that come with the model, as options of SamplingParams."""
+def read_model_defaults(
+    directory: Path, generation_config: str, overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The sampling defaults that come with the model, as options of SamplingParams.
+
+    Args:
+        directory: the model's directory.
+        generation_config: the option of that name.
+        overrides: fields of generation_config.json that take the place of the model's.
+
+    Raises:
+        EngineStartError: see `generation_defaults`.
+    """
     if generation_config not in ("auto", "shmllm", "vllm"):
         raise TypeError(f"generation_config is 'auto' or 'shmllm', got {generation_config!r}")
-    return generation_defaults(directory) if generation_config == "auto" else {}
+    own = generation_defaults(directory) if generation_config == "auto" else {}
+    return own | overridden_defaults(overrides or {})
 
 
 def read_profiler_config(config: Mapping[str, Any] | None) -> str | None:

@@ -13,13 +13,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
-from shmllm.client.private import PrivateEngineClient
 from shmllm.client.protocol import EngineClient, StartProgress
 from shmllm.config.engine import EngineConfig
 from shmllm.config.front_end import FrontEndConfig
-from shmllm.errors import EngineStartError, RequestError
+from shmllm.errors import RequestError
+from shmllm.frontend.adapters import RequestAdapters, read_default_adapters
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.engine_options import read_model_defaults
+from shmllm.frontend.engines import names_of, start_engine
 from shmllm.frontend.given_items import DATA, overrides_of
 from shmllm.frontend.input_processor import InputProcessor, Params, PreparedRequest, match_params
 from shmllm.frontend.items.ready import by_modality
@@ -62,9 +63,12 @@ class FrontEnd:
         structured_outputs: the defaults of structured outputs.
         replies: how the model's replies are read; None finds it out.
         item_options: the options of images.
+        default_adapters: the adapters of prompts with items that name none, by modality.
+        stream_interval: that of requests whose parameters have none.
 
     Attributes:
         info: what the engine reports about itself and the model.
+        adapters: sets the adapters of requests.
         images: prepares images.
     """
 
@@ -78,6 +82,8 @@ class FrontEnd:
         structured_outputs: StructuredOutputsDefaults | None = None,
         replies: ReplyFormats | None = None,
         item_options: ItemOptions | None = None,
+        default_adapters: Mapping[str, LoRARequest] | None = None,
+        stream_interval: int = 1,
     ) -> None:
         self.client = client
         self.info = client.info
@@ -90,7 +96,10 @@ class FrontEnd:
         self.inputs: Inputs = InputProcessor(
             tokenizer, self.info, structured_outputs, self._replies, self.items
         )
-        self.outputs = OutputProcessor(tokenizer, self.info.eos_token_ids, self.info.routed)
+        self.adapters = RequestAdapters(self.info, default_adapters or {})
+        self.outputs = OutputProcessor(
+            tokenizer, self.info.eos_token_ids, self.info.routed, stream_interval
+        )
         self.dispatcher = Dispatcher(client, self.outputs)
         self._tracing = tracing or FrontEndTracing(client)
         self._tracing.attach(self)
@@ -103,7 +112,9 @@ class FrontEnd:
         """Start an engine and connect to it."""
         directory = Path(config.load.directory)
         tokenizer_directory = Path(config.load.tokenizer_directory or directory)
-        defaults = read_model_defaults(directory, options.generation_config)
+        overrides = options.override_generation_config or {}
+        defaults = read_model_defaults(directory, options.generation_config, overrides)
+        adapters = read_default_adapters(options.default_mm_loras, config.lora.enable_lora)
         structured_outputs = StructuredOutputsDefaults.make(options.structured_outputs_config)
         check_names(options.reasoning_parser, options.tool_parser)
         item_options = ItemOptions(
@@ -133,6 +144,8 @@ class FrontEnd:
                 structured_outputs,
                 replies,
                 item_options,
+                adapters,
+                options.stream_interval,
             )
         except BaseException:
             client.close()
@@ -151,7 +164,7 @@ class FrontEnd:
         check_names(reasoning_parser, tool_parser)
         from shmllm.client.start import attach_engines
 
-        client = attach_engines(_names(name))
+        client = attach_engines(names_of(name))
         tracing = FrontEndTracing(client)
         info = client.wait_ready()
         if info.role != "both":
@@ -356,31 +369,3 @@ def _given_template(options: FrontEndConfig, directory: Path) -> str | None:
     from shmllm.frontend.text.chat_template import read_given_template
 
     return read_given_template(options.chat_template, directory)
-
-
-def _names(name: str | Sequence[str]) -> list[str]:
-    names = [name] if isinstance(name, str) else [*name]
-    if not names or not all(isinstance(each, str) for each in names):
-        raise RequestError(f"attach takes the name of an engine, or a list of names, got {name!r}")
-    if len(set(names)) < len(names):
-        raise RequestError(f"attach: an engine is named twice in {names}")
-    return names
-
-
-def start_engine(options: FrontEndConfig, config: EngineConfig) -> Any:
-    """Start the engines, and return their client. They load their models meanwhile."""
-    count = options.data_parallel_size
-    if options.multiprocess and count == 1:
-        return PrivateEngineClient(config, startup_timeout_s=options.startup_timeout)
-    if options.multiprocess:
-        from shmllm.client.start import start_engines
-
-        return start_engines(config, count, options.startup_timeout, options.prefill_engines)
-    if count > 1:
-        raise EngineStartError(
-            f"data_parallel_size {count} is not possible with multiprocess=False: leave one of the "
-            "two out"
-        )
-    from shmllm.engine.local import LocalEngineClient
-
-    return LocalEngineClient(config)

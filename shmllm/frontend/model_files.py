@@ -12,7 +12,8 @@ import importlib.util
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,26 @@ def default_model() -> str:
     return BUNDLED_MODELS[0]
 
 
-def resolve_model(name: str, *, revision: str | None = None) -> Path:
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """How a model is fetched from the Hugging Face hub.
+
+    Attributes:
+        revision: the branch, tag or commit; None: the default branch.
+        token: the user's token, or True for the one that is stored on this machine; None: that, if
+            there is one, or HF_TOKEN.
+        download_dir: the directory of the cache; None: the user's.
+    """
+
+    revision: str | None = None
+    token: bool | str | None = field(default=None, repr=False)
+    download_dir: str | None = None
+
+
+USUAL_HUB = Hub()
+
+
+def resolve_model(name: str, hub: Hub = USUAL_HUB) -> Path:
     """Find the directory with a model's files, after downloading them if `name` is a hub id.
 
     Args:
@@ -78,7 +98,7 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
             precedence, as with
             Hugging Face; a warning says so if it has the name of a bundled model. A GGUF file, also
             one that is the only model in a directory, gets a directory of its own in the cache.
-        revision: the branch, tag or commit on the hub; ignored for local files.
+        hub: how it is fetched; ignored for local files.
 
     Raises:
         EngineStartError: no model of this name exists, or it cannot be downloaded.
@@ -95,7 +115,7 @@ def resolve_model(name: str, *, revision: str | None = None) -> Path:
             f"directory {os.path.abspath(os.path.expanduser(name))!r}; not a hub id (org/name) "
             "either, so nothing was fetched. Check the path"
         )
-    return _fetch(name, revision)
+    return _fetch(name, hub)
 
 
 def loadable_name(name: str, directory: Path) -> str:
@@ -212,18 +232,20 @@ def bundled_model(name: str) -> Path:
     return directory
 
 
-def _fetch(name: str, revision: str | None) -> Path:
+def _fetch(name: str, hub: Hub) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
         directory = snapshot_download(
             name,
-            revision=revision,
+            revision=hub.revision,
+            token=hub.token,
+            cache_dir=hub.download_dir,
             allow_patterns=_ALLOWED_FILES,
             ignore_patterns=_IGNORED_FILES,
         )
     except Exception as error:
-        raise EngineStartError(_fetch_error(name, revision, error)) from error
+        raise EngineStartError(_fetch_error(name, hub.revision, error)) from error
     return Path(directory)
 
 
@@ -271,6 +293,29 @@ def generation_defaults(directory: Path) -> dict[str, Any]:
     fields = dict(_OTHER_FIELDS)
     if config.get("do_sample") is not False:
         fields |= _SAMPLING_FIELDS
+    remedy = "; correct it, or start with generation_config='shmllm'"
+    return _checked_defaults(config, fields, f"{path}: ", remedy)
+
+
+def overridden_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling defaults of the option `override_generation_config`.
+
+    Raises:
+        EngineStartError: a field is none of those that `generation_defaults` reads, or its value is
+            out of the range of SamplingParams.
+    """
+    fields = _OTHER_FIELDS | _SAMPLING_FIELDS
+    for name in given:
+        if name not in fields:
+            raise EngineStartError(
+                f"override_generation_config can have {', '.join(fields)}; got {name!r}"
+            )
+    return _checked_defaults(given, fields, "override_generation_config: ")
+
+
+def _checked_defaults(
+    config: Mapping[str, Any], fields: Mapping[str, str], place: str, remedy: str = ""
+) -> dict[str, Any]:
     defaults = {}
     for source, target in fields.items():
         value = config.get(source)
@@ -278,8 +323,7 @@ def generation_defaults(directory: Path) -> dict[str, Any]:
             continue
         if not RANGES[target].allows(value):
             raise EngineStartError(
-                f"{path}: {source} must be {RANGES[target].description}, found {value!r}; correct "
-                "it, or start with generation_config='shmllm'"
+                f"{place}{source} must be {RANGES[target].description}, found {value!r}{remedy}"
             )
         defaults[target] = value
     return defaults

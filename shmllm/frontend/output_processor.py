@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from shmllm.client.protocol import EngineOutput, StartedOver
+from shmllm.config.routed_experts import RoutedInfo
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.parent_request import ParentRequest
 from shmllm.frontend.request_state import RequestState
@@ -19,7 +20,6 @@ from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.columns import OutputColumns, PieceColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
-from shmllm.outputs.routed_experts import RoutedShape
 from shmllm.wire.messages import WeightVersion
 
 
@@ -31,16 +31,19 @@ class OutputProcessor:
         eos_token_ids: the model's end-of-sequence tokens. A request that one of them ends has
             the `stop_reason` None.
         routed: the form of the experts that the engine reports; None: it reports none.
+        stream_interval: that of requests whose parameters have none.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         eos_token_ids: Sequence[int] = (),
-        routed: RoutedShape | None = None,
+        routed: RoutedInfo | None = None,
+        stream_interval: int = 1,
     ) -> None:
         self._tokenizer = tokenizer
         self._routed = routed
+        self._stream_interval = stream_interval
         self._token_texts = TokenTexts(tokenizer)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._states: dict[int, RequestState] = {}
@@ -96,6 +99,7 @@ class OutputProcessor:
         if not params.ignore_eos or params.structured_outputs is not None:
             state.eos_stop_ids = self._eos_token_ids
         state.routed = self._routed
+        state.stream_interval = params.stream_interval or self._stream_interval
         self._states[state.number] = state
         self._next_number += 1
         return state

@@ -11,10 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend import long_texts
-from shmllm.frontend.adapters import Adapters, set_adapters
+from shmllm.frontend.adapters import Adapters, RequestAdapters
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, match_params
 from shmllm.frontend.late_chunking import chunk_text
@@ -140,19 +139,21 @@ def prepare(
     return _requests(front_end, works, truncation)
 
 
-def adapt(requests: Sequence[PoolingRequest], lora_request: Adapters, info: EngineInfo) -> None:
+def adapt(
+    requests: Sequence[PoolingRequest], lora_request: Adapters, adapters: RequestAdapters
+) -> None:
     """Set the adapters of requests.
 
     Args:
         requests: what `prepare` returned.
         lora_request: one adapter for all prompts, or for each one or None; None: no adapters.
-        info: the engine's info.
+        adapters: those of the engine.
 
     Raises:
-        RequestError: see `set_adapters`.
+        RequestError: see `RequestAdapters.set`.
     """
     firsts: list[PreparedRequest] = [request for request in requests if request.num_parts]
-    set_adapters(firsts, lora_request, info)
+    adapters.set(firsts, lora_request)
     for request, before in zip(requests[1:], requests, strict=False):
         if not request.num_parts:  # a part of the same text
             request.submitted.lora = before.submitted.lora

@@ -94,7 +94,7 @@ class PoolingCalls(ScoringCalls):
             pooling_task,
             options,
         )
-        adapt(requests, lora_request, self.facts)
+        adapt(requests, lora_request, self.front_end.adapters)
         self.front_end.add_adapters(requests)
         return run(self.front_end, requests, use_tqdm, self.kept_queries)
 

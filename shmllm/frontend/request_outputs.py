@@ -40,7 +40,7 @@ def next_output(state: RequestState) -> RequestOutput | None:
         return request_output(state) if state.ends_request else None
     num_new = len(state.token_ids) - state.num_emitted
     if state.finish_reason is None and (
-        not num_new or (state.num_emitted and num_new < (params.stream_interval or 1))
+        not num_new or (state.num_emitted and num_new < state.stream_interval)
     ):
         return None
     is_delta = params.output_kind is RequestOutputKind.DELTA

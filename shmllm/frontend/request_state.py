@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from shmllm.config.routed_experts import RoutedInfo
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.parent_request import ParentRequest
@@ -21,7 +26,6 @@ from shmllm.frontend.weight_versions import VersionStarts, add_version
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.logprob_lists import LogprobStore
 from shmllm.outputs.request import RequestMetrics
-from shmllm.outputs.routed_experts import RoutedExperts, RoutedShape
 
 REPETITION_DETECTED = "repetition_detected"
 DIFFERS = "its engine has ended, and another one gave other tokens than those returned before"
@@ -58,6 +62,7 @@ class RequestState:
         pieces: the result of a pooling request so far, as the bytes of a float32 array; of other
             requests the experts of their tokens, if the engine reports them.
         routed: the form of the experts in `pieces`; None: the engine reports none.
+        stream_interval: after how many new tokens a stream yields the next output.
         versions: the weight versions that sampled the tokens, complete when the completion
             has ended.
         ends_request: whether this completion has ended, as the last one of its parent.
@@ -87,6 +92,7 @@ class RequestState:
         "request",
         "routed",
         "stop_reason",
+        "stream_interval",
         "text_is_urgent",
         "token_ids",
         "token_texts",
@@ -134,7 +140,8 @@ class RequestState:
         self.is_retryable = False
         self.ends_request = False
         self.pieces = ResultPieces()
-        self.routed: RoutedShape | None = None
+        self.routed: RoutedInfo | None = None
+        self.stream_interval = params.stream_interval or 1
         self.versions: VersionStarts = []
         self.metrics = RequestMetrics(arrival_time=time.time(), arrival_ts=time.monotonic())
 
@@ -160,13 +167,18 @@ class RequestState:
         return self._reply
 
     @property
-    def routed_experts(self) -> RoutedExperts | None:
+    def routed_experts(self) -> npt.NDArray[Any] | None:
         """The experts of the tokens so far; see `CompletionOutput`."""
-        if self.routed is None:
+        info = self.routed
+        if info is None:
             return None
+        begin = self.request.params.routed_experts_prompt_start
         end = len(self.request.prompt_token_ids) + max(len(self.token_ids) - 1, 0)
-        experts = self.routed.read(self.pieces.data)
-        return experts[self.request.params.routed_experts_prompt_start : end]
+        sent = np.frombuffer(self.pieces.data, f"u{info.item_bytes}").reshape(-1, *info.shape)
+        sent = sent[begin:end]
+        experts = np.zeros((len(sent), info.num_layers, info.top_k), sent.dtype)
+        experts[:, info.layers] = sent
+        return experts
 
     def _new_text(self, skip_special_tokens: bool) -> OutputText:
         request, params = self.request, self.request.params

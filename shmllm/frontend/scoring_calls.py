@@ -13,7 +13,7 @@ from typing import Any
 
 from shmllm.config.info import EngineInfo
 from shmllm.frontend import scoring
-from shmllm.frontend.adapters import Adapters, set_adapters
+from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.io_processing import make_io_processor
@@ -95,4 +95,5 @@ class ScoringCalls:
 
     def _set_adapters(self, requests: list[PreparedRequest], lora_request: Adapters) -> None:
         """Set the adapters of requests; the engine reads those that it does not know."""
-        self.front_end.add_adapters(set_adapters(requests, lora_request, self.facts))
+        adapters = self.front_end.adapters.set(requests, lora_request)
+        self.front_end.add_adapters(adapters)

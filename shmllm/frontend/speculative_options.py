@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from shmllm.config.speculative import METHODS_OF_MODELS, METHODS_WITHOUT_MODEL, SpeculativeConfig
 from shmllm.errors import EngineStartError, nearest
 from shmllm.frontend.model_catalog import check_drafter
-from shmllm.frontend.model_files import resolve_model
+from shmllm.frontend.model_files import USUAL_HUB, Hub, resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +83,12 @@ def _refuse_type(config: object) -> NoReturn:
     )
 
 
-def read_speculative_config(config: Any) -> SpeculativeConfig:
+def read_speculative_config(config: Any, hub: Hub = USUAL_HUB) -> SpeculativeConfig:
     """The configuration that the option describes.
+
+    Args:
+        config: the option.
+        hub: how a model that drafts is fetched.
 
     Raises:
         EngineStartError: it is not a mapping, has an unknown key, or a value is not valid.
@@ -96,7 +100,7 @@ def read_speculative_config(config: Any) -> SpeculativeConfig:
     given = _known_keys(config)
     if not given:
         return SpeculativeConfig()
-    directory = _find_drafter(str(given["model"])) if "model" in given else None
+    directory = _find_drafter(str(given["model"]), hub) if "model" in given else None
     is_head = directory is not None and check_drafter(directory)
     if directory is not None:
         given.setdefault("method", "eagle3" if is_head else "draft_model")
@@ -118,10 +122,10 @@ def read_speculative_config(config: Any) -> SpeculativeConfig:
     return SpeculativeConfig(**given)
 
 
-def _find_drafter(name: str) -> Path:
+def _find_drafter(name: str, hub: Hub) -> Path:
     """The directory of the model that drafts."""
     try:
-        return resolve_model(name)
+        return resolve_model(name, hub)
     except EngineStartError as problem:
         near = nearest(name, METHODS_WITHOUT_MODEL, cutoff=0.6)
         hint = f"; the nearest method is {near!r}" if near else ""

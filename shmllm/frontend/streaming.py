@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from shmllm.errors import RequestError
-from shmllm.frontend.adapters import set_adapters
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest
@@ -287,8 +286,7 @@ def stream(
         adapters: Sequence[LoRARequest | None],
     ) -> list[PreparedRequest]:
         requests = front_end.inputs.prepare(prompts, params, names)
-        if any(adapters):
-            front_end.add_adapters(set_adapters(requests, adapters, front_end.info))
+        front_end.add_adapters(front_end.adapters.set(requests, adapters))
         return set_priorities(requests, priority, front_end.info)
 
     return Stream(

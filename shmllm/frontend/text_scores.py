@@ -172,7 +172,7 @@ class Scorer:
         requests = prepare(
             self.front_end, self.model, prompts, params, None, options, segments=segments
         )
-        adapt(requests, self.lora_request, self.front_end.info)
+        adapt(requests, self.lora_request, self.front_end.adapters)
         self.front_end.add_adapters(requests)
         return requests
 

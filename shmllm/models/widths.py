@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from shmllm.models.bias_specs import RelationBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.recurrent_specs import KimiDeltaSpec
-from shmllm.outputs.routed_experts import RoutedShape
 
 
 def _ordered(widths: Iterable[int]) -> tuple[int, ...]:
@@ -80,18 +79,3 @@ def num_relations(config: ModelConfig) -> int:
     """Returns how many distances have embeddings of their own."""
     relations = relations_of(config)
     return 0 if relations is None else relations.num_rows
-
-
-def routed_shape(config: ModelConfig) -> RoutedShape | None:
-    """Returns the experts of one token that a step keeps; None: it keeps none."""
-    own = {
-        index: layer.mlp.mixtures[0]
-        for index, layer in enumerate(config.layers)
-        if layer.mlp is not None and layer.mlp.mixtures
-    }
-    if not config.returns_experts or not own:
-        return None
-    top_k, experts = (
-        max(each.top_k for each in own.values()), max(each.num_experts for each in own.values()),
-    )  # fmt: skip
-    return RoutedShape(tuple(own), config.num_layers, top_k, experts)

@@ -80,7 +80,7 @@ class Embeddings(PieceColumns):
 
 @dataclass(slots=True)
 class RoutedColumns(PieceColumns):
-    """Of requests that generate tokens, the experts of their tokens, see `RoutedShape`; those of a
+    """Of requests that generate tokens, the experts of their tokens, see `RoutedInfo`; those of a
     token come before the row with the token that was sampled behind it."""
 
 

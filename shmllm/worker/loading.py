@@ -36,10 +36,10 @@ from shmllm.models.weights import (
     load_weights,
     stored_kinds,
 )
-from shmllm.models.widths import routed_shape
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
 from shmllm.worker.pooling_info import pooling_info
+from shmllm.worker.routed_experts import routed_info
 
 MOST_EMBEDS = 16_384
 """How many embeddings of images are kept at least, if a request can have so many: those of the
@@ -266,7 +266,7 @@ def make_info(
         embeds_width=model.embedding_width,
         logprobs_mode=config.logprobs.mode,
         model_options=_model_options(config),
-        routed=routed_shape(model),
+        routed=routed_info(model),
         deterministic=deterministic,
         activation_dtype=activation_dtype,
         kv_cache_dtype=kv_cache_dtype,

@@ -12,21 +12,40 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from shmllm.config.routed_experts import RoutedInfo
 from shmllm.core.kv_groups import FullAttention, KVGroup
 from shmllm.core.plan import StepPlan
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.widths import routed_shape
+from shmllm.models.layers import Allocator
 from shmllm.outputs.columns import Piece
-from shmllm.outputs.routed_experts import RoutedShape
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
 
 
-def torch_dtype(shape: RoutedShape) -> torch.dtype:
-    """Return the dtype of a tensor with the bytes of ``shape.dtype``."""
-    return torch.uint8 if shape.dtype.itemsize == 1 else torch.int16
+def routed_info(config: ModelConfig) -> RoutedInfo | None:
+    """Return the form of the experts that a model reports; None: it reports none."""
+    own = {
+        index: layer.mlp.mixtures[0]
+        for index, layer in enumerate(config.layers)
+        if layer.mlp is not None and layer.mlp.mixtures
+    }
+    if not config.returns_experts or not own:
+        return None
+    top_k = max(each.top_k for each in own.values())
+    num_experts = max(each.num_experts for each in own.values())
+    return RoutedInfo(tuple(own), config.num_layers, top_k, num_experts)
+
+
+def allocate_routed(allocate: Allocator, config: ModelConfig, max_tokens: int) -> Tensor | None:
+    """Allocate what a step writes the experts of its tokens to, (max_tokens, mixtures, top_k) in
+    one or two bytes each; None: it writes none."""
+    info = routed_info(config)
+    if info is None:
+        return None
+    return allocate((max_tokens, *info.shape), torch.uint8 if info.item_bytes == 1 else torch.int16)
 
 
 class ExpectedExperts(NamedTuple):
@@ -53,7 +72,7 @@ class RoutedExperts:
     """The experts of the tokens in the KV cache.
 
     Args:
-        shape: the experts of one token.
+        info: the form of the experts of one token.
         groups: the groups of layers of the KV cache.
         num_slots: the number of tokens that the cache has room for.
         batch: the running requests.
@@ -63,7 +82,7 @@ class RoutedExperts:
     """
 
     def __init__(
-        self, shape: RoutedShape, groups: Sequence[KVGroup], num_slots: int, batch: InputBatch
+        self, info: RoutedInfo, groups: Sequence[KVGroup], num_slots: int, batch: InputBatch
     ) -> None:
         found = (i for i, group in enumerate(groups) if group.rule == FullAttention())
         self._group = next(found, -1)
@@ -73,7 +92,8 @@ class RoutedExperts:
                 "this model's forget those behind their windows: pass "
                 "disable_hybrid_kv_cache_manager=True, too"
             )
-        self._shape = shape
+        self._info = info
+        self._dtype = np.dtype(f"u{info.item_bytes}")
         self._num_slots = num_slots
         self._batch = batch
         self._next = np.zeros(batch.block_tables.shape[1], np.int64)  # to be reported, by row
@@ -122,13 +142,12 @@ class RoutedExperts:
                 bytes of that.
             counts: how many tokens were sampled for each of the `samples`; None: one each.
         """
-        shape = self._shape
         if self._of_slots is None:
-            self._of_slots = np.zeros((self._num_slots, *shape.of_token), shape.dtype)
-        chosen = chosen.reshape(-1).view(shape.dtype)
-        self._of_slots[expected.slots] = chosen.reshape(-1, *shape.of_token)
+            self._of_slots = np.zeros((self._num_slots, *self._info.shape), self._dtype)
+        chosen = chosen.reshape(-1).view(self._dtype)
+        self._of_slots[expected.slots] = chosen.reshape(-1, *self._info.shape)
         data, begin, pieces = self._of_slots[expected.reported].tobytes(), 0, []
-        size = shape.token_bytes
+        size = self._info.token_bytes
         for first, last in zip(expected.firsts, expected.ends, strict=True):
             end = begin + size * (last - first)
             pieces.append(Piece(size * first, data[begin:end]))
@@ -140,7 +159,7 @@ class RoutedExperts:
     ) -> list[Piece]:
         """Return the pieces without drafted tokens that were wrong, whose positions the next step
         computes again: no step is under way behind one with drafts."""
-        right, size = [], self._shape.token_bytes
+        right, size = [], self._info.token_bytes
         sampled = zip(expected.rows, expected.num_drafts, counts, pieces, strict=True)
         for row, num_drafts, count, piece in sampled:
             num_wrong = num_drafts + 1 - count
@@ -165,10 +184,10 @@ def make_routed_experts(
     """
     if not model.returns_experts:
         return None
-    shape = routed_shape(model)
-    if shape is None:
+    info = routed_info(model)
+    if info is None:
         raise EngineStartError(
             f"enable_return_routed_experts is not possible for {model.architecture}, which has no "
             "experts: leave it out"
         )
-    return RoutedExperts(shape, groups, num_blocks * batch.block_size, batch)
+    return RoutedExperts(info, groups, num_blocks * batch.block_size, batch)

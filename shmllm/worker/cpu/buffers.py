@@ -19,7 +19,6 @@ from shmllm.models.widths import (
     num_chosen,
     num_relations,
     read_widths,
-    routed_shape,
 )
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
@@ -28,7 +27,7 @@ from shmllm.worker.cpu.mamba import MambaBuffers
 from shmllm.worker.cpu.product_kernels import rounded_bytes
 from shmllm.worker.cpu.relations import RelationBuffers
 from shmllm.worker.group import Alone, Group
-from shmllm.worker.routed_experts import torch_dtype
+from shmllm.worker.routed_experts import allocate_routed
 
 SCORED_ROWS = 64
 """The number of rows whose logits are computed at a time for the log-probabilities of prompts."""
@@ -137,9 +136,7 @@ class CpuBuffers:
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, max_tokens) for spec in config.mixtures
         }
-        self.routed: Tensor | None = None
-        if (shape := routed_shape(config)) is not None:
-            self.routed = allocate((max_tokens, *shape.of_token), torch_dtype(shape))
+        self.routed = allocate_routed(allocate, config, max_tokens)
         self.mambas = {spec: MambaBuffers(allocate, spec, max_tokens) for spec in config.mambas}
         self._products = {width: buffer(max_tokens, width) for width in linear_widths(config)}
         self._unprojected = {

@@ -45,7 +45,7 @@ class Program(Protocol):
         observe: if set, each kernel runs inside the context manager that this makes of its label;
             steps take longer then.
         routed: [max_tokens, mixtures, top_k], the experts of the tokens of the last step, see
-            `RoutedShape`; None: they are not kept.
+            `RoutedInfo`; None: they are not kept.
         deterministic: whether a request's bits depend on its own tokens only.
     """
 

@@ -12,14 +12,14 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
-from shmllm.models.widths import inner_widths, linear_widths, low_ranks, num_chosen, routed_shape
+from shmllm.models.widths import inner_widths, linear_widths, low_ranks, num_chosen
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.experts import ExpertBuffers
 from shmllm.worker.gpu.many_products import ManyProducts
 from shmllm.worker.gpu.relations import RelationBuffers
-from shmllm.worker.routed_experts import torch_dtype
+from shmllm.worker.routed_experts import allocate_routed
 from shmllm_kernels.gpu import few_mamba_inputs
 from shmllm_kernels.gpu.attention import AttentionScratch
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
@@ -185,9 +185,7 @@ class GpuBuffers:
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)
             for spec in config.mixtures
         }
-        self.routed: Tensor | None = None
-        if (shape := routed_shape(config)) is not None:
-            self.routed = allocate((max_tokens, *shape.of_token), torch_dtype(shape))
+        self.routed = allocate_routed(allocate, config, max_tokens)
         reads_both = config.num_further or config.eagle is not None
         self.joined = buffer(max_tokens if reads_both else 0, 2 * hidden)
         self.given = buffer(max_tokens if config.eagle is not None else 0, hidden)

@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shmllm.core.plan import StepPlan, StepResult
+from shmllm.models.model import Model
 from shmllm.outputs.columns import Piece
-from shmllm.worker.batch import StepInputs
-from shmllm.worker.gpu.sampler import PendingSamplerOutput
+from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.gpu.inputs import GpuInputs
+from shmllm.worker.gpu.sampler import GpuSampler, PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores
 from shmllm.worker.gpu.step_timer import StepTimer
 from shmllm.worker.gpu.transfers import PendingArrays
-from shmllm.worker.routed_experts import ExpectedExperts
+from shmllm.worker.grammar_masks import GrammarMasks
+from shmllm.worker.pooler import Pooler
+from shmllm.worker.routed_experts import ExpectedExperts, RoutedExperts
 from shmllm.worker.verification import accept
 
-if TYPE_CHECKING:
-    from shmllm.worker.gpu.runner import GpuRunner
+
+class StepOwner(Protocol):
+    """The runner, as its steps see it."""
+
+    batch: InputBatch
+    inputs: GpuInputs
+    sampler: GpuSampler
+    masks: GrammarMasks
+    pooler: Pooler
+    routed: RoutedExperts | None
+
+    @property
+    def model(self) -> Model: ...
+
+    def check(self) -> None: ...
+
+    def follow(
+        self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, counts: Sequence[int] | None
+    ) -> None: ...
+
+    def saves_late(self, plan: StepPlan) -> bool: ...
 
 
 class PendingExperts(NamedTuple):
@@ -52,7 +76,7 @@ class GpuStep:
 
     def __init__(
         self,
-        runner: GpuRunner,
+        runner: StepOwner,
         timer: StepTimer,
         plan: StepPlan,
         inputs: StepInputs,

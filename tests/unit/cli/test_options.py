@@ -39,6 +39,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "model_impl": (["--model-impl", "transformers"], "transformers"),
     "runner": (["--runner", "pooling"], "pooling"),
     "convert": (["--convert", "embed"], "embed"),
+    "enable_return_routed_experts": (["--enable-return-routed-experts"], True),
     "language_model_only": (["--language-model-only"], True),
     "limit_mm_per_prompt": (["--limit-mm-per-prompt", '{"image": 2}'], {"image": 2}),
     "mm_processor_kwargs": (

@@ -11,7 +11,14 @@ import pytest
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend import model_files
-from shmllm.frontend.model_files import generation_defaults, model_title, resolve_model
+from shmllm.frontend.engine_options import read_model_defaults
+from shmllm.frontend.model_files import (
+    Hub,
+    generation_defaults,
+    model_title,
+    overridden_defaults,
+    resolve_model,
+)
 
 
 class LocalEntryNotFoundError(Exception):
@@ -64,9 +71,11 @@ def test_a_directory_is_found(form, tmp_path, hub):
 
 
 def test_a_hub_id_is_downloaded(hub):
-    assert str(resolve_model("org/good", revision="v1")) == "/cache/org/good"
+    assert str(resolve_model("org/good", Hub("v1", "secret", "/d"))) == "/cache/org/good"
     name, options = hub[0]
     assert (name, options["revision"]) == ("org/good", "v1")
+    assert (options["token"], options["cache_dir"]) == ("secret", "/d")
+    assert "secret" not in repr(Hub("v1", "secret"))
 
     def fetched(file):
         return any(fnmatch.fnmatch(file, p) for p in options["allow_patterns"]) and not any(
@@ -82,7 +91,7 @@ def test_a_hub_id_is_downloaded(hub):
 @pytest.mark.parametrize("name", ["org/bad", "bad", "good.v1", "a_b/c-d.e"])
 def test_a_failed_download_is_an_error_in_one_line_with_all_details(name, hub):
     with pytest.raises(EngineStartError) as caught:
-        resolve_model(name, revision="r2")
+        resolve_model(name, Hub("r2"))
     message = str(caught.value)
     assert "\n" not in message
     for part in (f"'{name}'", "tiny", "directory", "hub id", "'r2'", "404 not there", "HF_TOKEN"):
@@ -274,3 +283,25 @@ def test_invalid_generation_defaults_are_errors(tmp_path, content, message):
     with pytest.raises(EngineStartError, match=message) as caught:
         generation_defaults(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_overridden_defaults_count_whatever_the_file_says(tmp_path):
+    (tmp_path / "generation_config.json").write_text(
+        '{"do_sample": false, "top_p": 0.5, "repetition_penalty": 1.1}'
+    )
+    overrides = {"temperature": 0.6, "max_new_tokens": 9, "repetition_penalty": 1.2}
+    expected = {"temperature": 0.6, "max_tokens": 9, "repetition_penalty": 1.2}
+    assert read_model_defaults(tmp_path, "auto", overrides) == expected
+    assert read_model_defaults(tmp_path, "shmllm", {"top_k": 3}) == {"top_k": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_tokens": 5}, "override_generation_config can have .*max_new_tokens.*'max_tokens'"),
+        ({"top_p": 2}, "override_generation_config: top_p must be a number above 0 and up to 1"),
+    ],
+)
+def test_invalid_overrides_are_errors(given, message):
+    with pytest.raises(EngineStartError, match=message):
+        overridden_defaults(given)

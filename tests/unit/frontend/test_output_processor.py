@@ -641,6 +641,15 @@ def test_deltas_join_to_the_whole_output(processor, tokenizer, interval):
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
 
 
+@pytest.mark.parametrize(("own", "step"), [(None, 4), (2, 2)])
+def test_the_interval_of_the_front_end_is_that_of_requests_without_one(tokenizer, own, step):
+    ids = tokenizer.encode("The quick brown fox jumps over the lazy dog")
+    processor = OutputProcessor(tokenizer, stream_interval=4)
+    kind = RequestOutputKind.DELTA
+    _, *middle, _ = of_stream(stream(processor, ids, output_kind=kind, stream_interval=own))
+    assert {len(tokens) for _, tokens in middle} == {step}
+
+
 def test_cumulative_outputs_grow_and_do_not_change_afterwards(processor, tokenizer):
     ids = tokenizer.encode("The quick brown fox")
     outputs = of_stream(stream(processor, ids))

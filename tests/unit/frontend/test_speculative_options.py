@@ -75,7 +75,7 @@ def test_what_is_wrong_is_one_error(given: Any, words: str) -> None:
 def test_a_model_that_is_not_found_may_be_a_method(
     name: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def find_none(name: str) -> Path:
+    def find_none(name: str, hub: object) -> Path:
         raise EngineStartError(f"no {name}")
 
     monkeypatch.setattr(speculative_options, "resolve_model", find_none)
