@@ -226,7 +226,13 @@ class InputProcessor:
         assert item.given is not None, "the prompt has items"
         item.items = self._items.ready(name, item.given)
         if item.token_ids is None:
-            item.expanded = self._items.expand_text(name, item.text or "", item.items)
+            text = item.text or ""
+            complete = self._items.complete(text, item.items)
+            expanded = self._items.expand_text(name, complete or text, item.items)
+            if complete is None:
+                item.expanded = expanded
+            else:
+                item.token_ids = self._tokenizer.encode(expanded, add_special_tokens=False)
 
     def _expanded_ids(self, name: str, item: ParsedPrompt, ids: list[int]) -> list[int]:
         if item.token_ids is None:

@@ -227,6 +227,13 @@ class PromptItems:
             missing()
         return ReadyItem(modality, identity, self._cache.get(identity, missing))
 
+    def complete(self, text: str, items: Sequence[ReadyItem]) -> str | None:
+        """A prompt's text with the special tokens that the model's processor writes; None: the
+        tokenizer writes them."""
+        counts = Counter(each.modality for each in items)
+        found = (self._processors[name].complete(text, count) for name, count in counts.items())
+        return next((each for each in found if each is not None), None)
+
     def expand_text(self, name: str, text: str, items: Sequence[ReadyItem]) -> str:
         """A prompt's text with as many placeholders as the items have embeddings. What an encoder
         computes stands before the text, and has none."""

@@ -104,6 +104,7 @@ class ModelConfig:
         eagle: what the model drafts from, if it reads hidden states of another one; None: it reads
             tokens alone.
         kept_levels: behind how many layers the residual stream is kept for such a model.
+        spans_prompts: whether WITHIN_ITEMS means all of the prompt that a token belongs to.
         returns_experts: whether a step keeps the experts that its layers choose.
         weights_of: for each layer the one whose weights it has, itself or an earlier one; empty:
             each layer has its own.
@@ -154,6 +155,7 @@ class ModelConfig:
     num_further: int = 0
     eagle: EagleSpec | None = None
     kept_levels: tuple[int, ...] = ()
+    spans_prompts: bool = False
     returns_experts: bool = False
     weights_of: tuple[int, ...] = ()
     skipped_prefixes: tuple[str, ...] = ()
@@ -258,9 +260,14 @@ class ModelConfig:
 
     @property
     def both_ways(self) -> bool:
-        """Whether tokens of text attend to tokens behind them, so that a prompt is one step."""
+        """Whether tokens of any text attend to tokens behind them, so that none is generated."""
         known = (each.ahead for each in self.attentions if not isinstance(each.ahead, Encoded))
         return any(ahead not in (0, WITHIN_ITEMS) for ahead in known)
+
+    @property
+    def whole_prompts(self) -> bool:
+        """Whether a prompt is one step, because its tokens attend to tokens behind them."""
+        return self.both_ways or self.spans_prompts
 
     @property
     def num_encoded(self) -> int:
@@ -283,16 +290,6 @@ class ModelConfig:
     def loaded_layers(self) -> tuple[LayerSpec, ...]:
         """The layers of the model, and those of `further_layers` that are loaded."""
         return self.layers + self.further_layers[: self.num_further]
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """The prefixes of names of a checkpoint's tensors that are not loaded."""
-        behind = range(self.num_layers, self.num_layers + len(self.further_layers))
-        prefixes = [f"model.layers.{index}." for index in behind]
-        copies = ("embed_tokens.", "shared_head.head.")  # of the model's own
-        loaded = [f"{each}{name}" for each in prefixes[: self.num_further] for name in copies]
-        of_head = () if self.lm_head or self.classes_are_tokens else ("lm_head.",)
-        return (*self.skipped_prefixes, *of_head, *loaded, *prefixes[self.num_further :])
 
     @property
     def classes_are_tokens(self) -> bool:

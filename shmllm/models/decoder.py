@@ -183,7 +183,7 @@ class DecoderModel(Model):
             owners = [tower for tower in self.towers.values() if tower.owns(of_tower)]
             return of_tower if owners else None
         known = model_name(name, self.config.tie_word_embeddings)
-        is_skipped = known is not None and known.startswith(self.config.left_out)
+        is_skipped = known is not None and known.startswith(left_out(self.config))
         return None if is_skipped else known
 
     def _default_weights(self) -> NamedWeights:
@@ -259,3 +259,13 @@ class DecoderModel(Model):
         for norm in norms:
             for weight in norm.rows:
                 yield weight, 1.0 - norm.spec.offset
+
+
+def left_out(config: ModelConfig) -> tuple[str, ...]:
+    """The prefixes of names of a checkpoint's tensors that are not loaded."""
+    behind = range(config.num_layers, config.num_layers + len(config.further_layers))
+    prefixes = [f"model.layers.{index}." for index in behind]
+    copies = ("embed_tokens.", "shared_head.head.")  # of the model's own
+    loaded = [f"{each}{name}" for each in prefixes[: config.num_further] for name in copies]
+    of_head = () if config.lm_head or config.classes_are_tokens else ("lm_head.",)
+    return (*config.skipped_prefixes, *of_head, *loaded, *prefixes[config.num_further :])

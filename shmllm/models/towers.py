@@ -35,6 +35,7 @@ from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
 from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
+from shmllm.models.vision.paligemma import PaliGemma
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
@@ -49,6 +50,7 @@ from shmllm.models.vision.specs import (
     LlavaNextTower,
     LlavaOnevisionTower,
     LlavaTower,
+    PaliGemmaTower,
     VisionSpec,
 )
 from shmllm.models.vision.squares_specs import (
@@ -75,6 +77,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     AyaVisionTower: AyaVision,
     Gemma3Tower: Gemma3,
     GotOcr2Tower: GotOcr2,
+    PaliGemmaTower: PaliGemma,
     Qwen2Tower: Qwen2,
     Qwen2_5Tower: Qwen2_5,
     Qwen3Tower: Qwen3,

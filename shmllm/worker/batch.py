@@ -62,8 +62,8 @@ class StepInputs:
         sample_positions: (N,) int64, the position that each sampled token will have.
         rope_positions: (3, T) int64, the position of each token on three axes, time, row and
             column, for rotations by sections; None: it is `positions` on all three.
-        item_ends: (T,) int64, the position behind the item, say an image, that each token belongs
-            to, or behind its own; None: all are behind their own.
+        item_ends: (T,) int64, the position behind the item, say an image, or the prompt that each
+            token belongs to, or behind its own; None: all are behind their own.
     """
 
     token_ids: LongArray
@@ -163,6 +163,7 @@ class InputBatch:
         patches_per_side: how many patches of an image an embedding stands for in each direction, in
             models that rotate by positions on several axes; 0: others.
         video_times: where frames of videos are on the axis of time.
+        spans_prompts: whether a token of a prompt attends to all of the prompt.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -172,6 +173,8 @@ class InputBatch:
             temperature 0.
         top_k: (num_rows,) int32.
         seeds: (num_rows,) uint64.
+        num_prompt_tokens: (num_rows,) int64, the length of each row's prompt, if its tokens attend
+            to all of it, or None.
         rope_positions: the positions on axes of the requests; None: the model has no axes.
         logits_states: by row, the state of the logits processors; most rows need none.
         logprobs: by row, the alternatives, for rows that ask for log-probabilities.
@@ -190,6 +193,7 @@ class InputBatch:
         make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
         patches_per_side: int = 0,
         video_times: VideoTimes = UNTIMED,
+        spans_prompts: bool = False,
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
@@ -209,6 +213,7 @@ class InputBatch:
         self._second_segments = np.full(num_rows, NEVER, np.int64)
         self._patches_per_side = patches_per_side
         self._video_times = video_times
+        self.num_prompt_tokens = np.zeros(num_rows, np.int64) if spans_prompts else None
         self.rope_positions = RopePositions(num_rows) if patches_per_side else None
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
@@ -241,6 +246,8 @@ class InputBatch:
             self._put_blocks(group, row, 0, block_ids)
         self._num_known[row] = len(request.token_ids)
         self._num_assigned[row] += 1
+        if self.num_prompt_tokens is not None:
+            self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.temperature[row] = 0.0 if params.is_greedy else params.temperature
         self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
         self.top_p[row] = params.top_p
@@ -367,8 +374,15 @@ class InputBatch:
             sample_rows=sample_rows,
             sample_positions=sample_positions,
             rope_positions=self._rope_positions(token_rows, positions),
-            item_ends=item_ends(plan, positions, first_tokens),
+            item_ends=self._item_ends(plan, token_rows, positions, first_tokens),
         )
+
+    def _item_ends(
+        self, plan: StepPlan, rows: LongArray, positions: LongArray, first_tokens: LongArray
+    ) -> LongArray | None:
+        if self.num_prompt_tokens is None:
+            return item_ends(plan, positions, first_tokens)
+        return np.maximum(positions + 1, self.num_prompt_tokens[rows])
 
     def append(self, inputs: StepInputs, sampled: LongArray) -> None:
         """Append the sampled tokens of a step to its requests. Those behind a draft that was wrong

@@ -26,7 +26,7 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
         return config
     fields = read_fields(directory, load.overrides)
     found = ModelConfig.from_fields(fields, directory)
-    if not found.both_ways:
+    if not found.whole_prompts:
         return _fit_to_images(_fit_to_head(config, found), found)
     options = {
         "shared_kv_cache_bytes": config.shared_kv.num_bytes,

@@ -43,7 +43,7 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
         head="" if head is None else head.kind,
         activation="none" if head is None else head.activation,
         labels=() if head is None else head.labels,
-        both_ways=config.both_ways,
+        both_ways=config.whole_prompts,
         generates=config.lm_head,
         matryoshka=bool(
             fields.flag("is_matryoshka", False) or fields.values.get("matryoshka_dimensions")

@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "large blocks": {"block_size": 64},
 }
 FEW_BLOCKS = {"exaone4_5": 30, "gemma3": 24, "gemma4": 37, "gemma4-large": 37, "llama4": 27}
-FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12}
+FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12, "paligemma": 12}
 """The size of a pool that has room for about two prompts."""
 
 
@@ -184,7 +184,10 @@ def test_a_hit_may_end_inside_an_image(some_subject: Subject, pictures: list[Any
         ends = [item.end for item in items.submitted.items]
         cached = output.num_cached_tokens or 0
         assert said(output) == said(alone)
-        assert 0 < cached <= max(ends) + 8
+        if some_subject.name.startswith("paligemma"):  # a key depends on the whole prompt
+            assert cached == 0
+        else:
+            assert 0 < cached <= max(ends) + 8
         assert before.num_cached_tokens == 0
 
 

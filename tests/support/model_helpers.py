@@ -347,7 +347,10 @@ def make_program(
     num_groups = len(shape.groups)
     num_all = num_groups * num_blocks + 1
     arena = HostArena(cache_bytes(shape, num_all, num_all), "the cache")
-    batch = InputBatch(1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size, num_groups)
+    batch = InputBatch(
+        1, num_blocks * BLOCK_SIZE, BLOCK_SIZE, config.vocab_size, num_groups,
+        spans_prompts=config.spans_prompts,
+    )  # fmt: skip
     batch.block_tables[:, 0] = np.arange(1, num_all).reshape(num_groups, num_blocks)
     cache = CpuKVCache(config, stored, shape, num_all, arena, num_all)
     return CpuProgram(model, cache, batch, num_tokens, 1, lora=lora), batch
@@ -365,6 +368,8 @@ def our_logits(
         lora.fill([CpuAdapter(adapter, len(targets.products))], np.array([length]))
     program, batch = make_program(model, length, lora)
     batch.token_ids[0, :length] = token_ids
+    if batch.num_prompt_tokens is not None:
+        batch.num_prompt_tokens[0] = length
     inputs = batch.inputs(StepPlan(1, rows=[0], starts=[0], counts=[length], num_tokens=length))
     program.inputs.fill(inputs)
     hidden, _ = program.run(inputs)
@@ -373,8 +378,9 @@ def our_logits(
 
 @one_thread()
 @torch.inference_mode()
-def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
-    logits: Tensor = model(torch.tensor([token_ids])).logits[0].float()
+def reference_logits(model: PreTrainedModel, token_ids: list[int], **inputs: Tensor) -> Tensor:
+    """transformers' logits, [tokens, vocab]; ``inputs`` are those of its model beside tokens."""
+    logits: Tensor = model(torch.tensor([token_ids]), **inputs).logits[0].float()
     return logits
 
 

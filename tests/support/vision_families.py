@@ -760,6 +760,19 @@ FAMILIES = {
             "image_seq_length": 16,
         },
     ),
+    "paligemma": VisionFamily(
+        model="PaliGemma",
+        text=TEXT
+        | {"model_type": "gemma", "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh"},
+        vision=VISION | SIGLIP | {"projection_dim": 64},
+        outer={"projection_dim": 64},
+        marks=("<eos>", "<bos>", "<image>"),
+        image="<image>",
+        ids={"image_token_index": "<image>"},
+        chat="<image>",
+        processor=("Siglip", "siglip"),
+        settings=HALF_MEAN | {"resample": BICUBIC, "size": _SQUARE, "image_seq_length": 16},
+    ),
     "gemma4": _gemma4({"use_bidirectional_attention": "vision"}, {"standardize": True}),
     "gemma4-large": _gemma4(
         {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0}

@@ -87,7 +87,7 @@ def make_vision_model(
         **({"tie_word_embeddings": False} | family.outer | ids | (outer or {})),
     )
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
-    draw_weights(model, 0.0 if name == "gemma3" else 1.0)
+    draw_weights(model, 0.0 if name.startswith(("gemma3", "paligemma")) else 1.0)
     draw_buffers(model)
     model.vision_family = name
     silence_marks(model)
@@ -255,6 +255,7 @@ def reference_tokens(
     inputs = joined_inputs(model.vision_family, images) if images else {}
     ids = torch.tensor([list(token_ids)])
     is_image = (ids == image_token(model)).long()
+    inputs |= prompt_types(model, ids)
     if "omni" in model.vision_family:
         pass  # it finds the tokens itself
     elif model.vision_family.startswith(("gemma4", "glm", "paddle", "qwen")):
@@ -271,6 +272,12 @@ def reference_tokens(
     )
     tokens: list[int] = output[0, len(token_ids) :].tolist()
     return tokens
+
+
+def prompt_types(model: Any, ids: Tensor) -> dict[str, Tensor]:
+    """The input that says which tokens attend to all of the prompt, of families that have it."""
+    spans = model.vision_family.startswith("paligemma")
+    return {"token_type_ids": torch.zeros_like(ids)} if spans else {}
 
 
 def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:

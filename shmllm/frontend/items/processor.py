@@ -114,6 +114,10 @@ class ItemProcessor(ABC, Generic[Opened]):
             RequestError: an override is unknown or wrong, or the item does not suit the model.
         """
 
+    def complete(self, text: str, count: int) -> str | None:
+        """See `Placeholder.complete`."""
+        return self._placeholder.complete(text, count)
+
     def expand_text(self, name: str, text: str, items: Sequence[PreparedItem]) -> str:
         """The text of a prompt with each mark replaced by what stands for its item.
 

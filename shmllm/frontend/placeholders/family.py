@@ -67,6 +67,11 @@ class Placeholder(ABC):
         """Whether a model of the architecture takes such items, by its config.json."""
         return True
 
+    def complete(self, text: str, count: int) -> str | None:
+        """The text of a prompt with so many items as the tokenizer has to get it, marks included,
+        without special tokens around it; None: as users write it, with special tokens."""
+        return None
+
     @abstractmethod
     def count(self, grid: Grid) -> int:
         """The number of embeddings of an item."""

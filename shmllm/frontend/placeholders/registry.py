@@ -48,6 +48,7 @@ from shmllm.frontend.placeholders.llava import (
 )
 from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
+from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_omni import (
     Omni3AudioPlaceholder,
@@ -96,6 +97,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "PaddleOCRVLForConditionalGeneration": (PaddleOcrVlPlaceholder,),
+    "PaliGemmaForConditionalGeneration": (PaliGemmaPlaceholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen2_5OmniThinkerForConditionalGeneration": (

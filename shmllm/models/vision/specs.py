@@ -214,6 +214,17 @@ class Gemma3Tower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaliGemmaTower:
+    """An encoder and a projection."""
+
+    encoder: EncoderSpec
+
+    @property
+    def num_elements(self) -> int:
+        return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GotOcr2Tower:
     """An encoder most of whose layers attend within windows, convolutions that halve rows and
     columns twice, and a projection.
@@ -256,6 +267,7 @@ TowerSpec = (
     | Llama4Tower
     | AyaVisionTower
     | Gemma3Tower
+    | PaliGemmaTower
     | GotOcr2Tower
     | Qwen2Tower
     | Qwen2_5Tower

@@ -146,6 +146,7 @@ class CpuRunner(LoadedRunner):
             max_drafts=config.max_drafts,
             patches_per_side=loaded.config.patches_per_side,
             video_times=loaded.config.video_times,
+            spans_prompts=loaded.config.spans_prompts,
             make_tables=lambda shape: ranks.memory.array(TABLES, *shape, dtype="int32"),
         )
         self._routed = make_routed_experts(

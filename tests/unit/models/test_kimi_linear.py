@@ -21,6 +21,7 @@ from support.model_helpers import (
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import left_out
 from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.models.recurrent_specs import KimiDeltaSpec
 from shmllm.models.specs import MLPSpec, MoESpec
@@ -113,7 +114,7 @@ def test_fields_of_published_files(tmp_path: Path) -> None:
     assert experts.shared == MLPSpec(inner=2048)
     assert not experts.renormalize
     assert config.max_position_embeddings == 4096
-    assert config.left_out == ("model.layers.6.",)
+    assert left_out(config) == ("model.layers.6.",)
 
 
 @pytest.mark.parametrize(

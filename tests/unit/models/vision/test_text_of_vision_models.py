@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
 from support.vision_families import FAMILIES
-from support.vision_models import VISION_FAMILIES, make_vision_model
+from support.vision_models import VISION_FAMILIES, make_vision_model, prompt_types
 
 from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
 from shmllm.models.registry import find_family
@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"n_routed_experts": 4, "num_experts_per_tok": 2},
     ),
     "aya_vision-cohere": ("aya_vision", {"model_type": "cohere", "attention_bias": True}),
+    "paligemma-gemma2": ("paligemma", {"model_type": "gemma2", "sliding_window": 64}),
     "smolvlm-wide-heads": ("smolvlm", {"head_dim": 20, "attention_bias": True}),
     "qwen2_5_vl-window": (
         "qwen2_5_vl",
@@ -56,7 +57,8 @@ def test_logits_equal_transformers(case: str, tied: bool, tmp_path: Path) -> Non
     name, text = CASES[case]
     tie = {"tie_word_embeddings": tied}
     reference = make_vision_model(name, tmp_path, outer=tie, **(text | tie))
-    expected = reference_logits(reference, TOKENS)
+    types = prompt_types(reference, torch.tensor([TOKENS]))
+    expected = reference_logits(reference, TOKENS, **types)
     model = load(tmp_path)
     if name in UNSCALED:
         assert model.config.logits_scale != 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from conformance.gpu_engine import Engine, launches_of_a_step
 from conformance.gpu_images import (
@@ -15,7 +18,16 @@ from conformance.gpu_images import (
     make_config,
     subject,
 )
+from PIL import Image
 from support.fake_gpu import FakeGpu
+from support.image_llms import prepared_of
+from support.vision_models import make_vision_model, reference_tokens
+
+from shmllm import LLM, SamplingParams
+from shmllm.config.engine import EngineConfig
+from shmllm.worker import make_runner
+from shmllm.worker.fit_to_model import fit_to_model
+from shmllm.worker.gpu.runner import GpuRunner
 
 __all__ = ["encoded", "subject"]
 
@@ -47,3 +59,42 @@ class TestImages(ImagesConformance):
         elif num_levels:
             assert Counter(launched)["aten::add_"] == num_levels
         engine.run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("kind", ["gemma", "gemma2"])
+def test_tokens_of_prompts_attend_to_all_of_the_prompt(
+    kind: str,
+    graphs: bool,
+    gpu_device: FakeGpu,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PaliGemma's, with an image and without, beside requests that decode."""
+
+    def make(config: EngineConfig, *progress: Any) -> GpuRunner:
+        return GpuRunner(fit_to_model(config), gpu_device, *progress)
+
+    monkeypatch.setattr(make_runner, "make_runner", make)
+    model = make_vision_model("paligemma", tmp_path, model_type=kind, num_hidden_layers=2)
+    image = Image.fromarray(np.indices((70, 60)).sum(0).astype(np.uint8)).convert("RGB")
+    prompts = [
+        {"prompt": "what?", "multi_modal_data": {"image": image}},
+        {"prompt": "only text, and more"},
+        {"prompt": "<image> no", "multi_modal_data": {"image": image}},
+    ]
+    mode = {"cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": [2, 64]}
+    options: dict[str, Any] = {
+        "dtype": "float32", "multiprocess": False, "max_model_len": 64, "max_num_seqs": 2,
+        "kv_cache_memory_bytes": 2**22,
+        **({"compilation_config": mode} if graphs else {"enforce_eager": True}),
+    }  # fmt: skip
+    with LLM(str(tmp_path), **options) as llm:
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            images = [image] if "multi_modal_data" in prompt else []
+            prepared = prepared_of(llm, images)
+            wanted = reference_tokens(model, output.prompt_token_ids, prepared, 6)
+            assert output.outputs[0].token_ids == wanted
