@@ -43,6 +43,7 @@ RESULT_FIELDS = {
     "token_ids",
     "logprobs",
     "prompt_logprobs",
+    "prompt_token_id_logprobs",
     "routed_experts",
     "outputs",
 }
@@ -127,6 +128,8 @@ class NativeFormat:
         record |= self._details(first)
         if output.prompt_logprobs is not None:
             record["prompt_logprobs"] = [entries(one) for one in output.prompt_logprobs]
+        if output.prompt_token_id_logprobs is not None:
+            record["prompt_token_id_logprobs"] = _as_base64(output.prompt_token_id_logprobs)
         if len(output.outputs) > 1:
             record["outputs"] = [self._completion(one) for one in output.outputs]
         return record | row.carried

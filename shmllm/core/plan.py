@@ -21,6 +21,7 @@ from shmllm.params.items import Item, Span
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
 from shmllm.params.thinking import ThinkingBudget
+from shmllm.params.token_table import TokenTable
 
 
 @dataclass(slots=True)
@@ -114,12 +115,14 @@ class PromptScores:
         end: the position after the last such token. The step computes the token before each of
             them.
         k: the number of alternatives to report for each token; -1 means the whole vocabulary.
+        token_ids: the alternatives of each token; None: the most likely ones.
     """
 
     index: int
     first: int
     end: int
     k: int
+    token_ids: TokenTable | None = None
 
 
 class Constrained(NamedTuple):
@@ -306,21 +309,29 @@ class StepPlan:
                 self.constraints.append(Constrained(self.num_sampled, index, request.constraint))
             self.samples.append(index)
             self.num_sampled += 1 + len(drafts)
-        if request.params.prompt_logprobs is not None:
-            self._add_prompt_scores(index, request, request.params.prompt_logprobs)
+        if request.params.scores_prompt:
+            self._add_prompt_scores(index, request)
         self.requests.append(request)
         self.rows.append(request.row)
         self.starts.append(request.num_computed_tokens - count)
         self.counts.append(count)
         self.num_tokens += count
 
-    def _add_prompt_scores(self, index: int, request: Request, k: int) -> None:
+    def _add_prompt_scores(self, index: int, request: Request) -> None:
         """Plan log-probabilities of prompt tokens: each one is computed with the token before."""
-        first = request.next_prompt_logprob
+        first, params = request.next_prompt_logprob, request.params
         end = min(request.num_computed_tokens + 1, request.num_prompt_tokens)
-        if first < end:
+        if first >= end:
+            return
+        request.next_prompt_logprob = end
+        table = params.prompt_logprob_token_ids
+        if table is None:
+            k = params.prompt_logprobs or 0
             self.prompt_scores.append(PromptScores(index, first, end, k))
-            request.next_prompt_logprob = end
+        else:
+            before = request.num_encoded + 1 + (params.prompt_logprob_start or 0)
+            rows = table.rows(first - before, end - before)
+            self.prompt_scores.append(PromptScores(index, first, end, table.width, rows))
 
 
 @dataclass(slots=True)

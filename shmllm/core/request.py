@@ -164,7 +164,7 @@ class Request:
         self.embeds = submitted.embeds
         self.items = submitted.items
         self.constraint: Constraint | None = None
-        self.next_prompt_logprob = num_encoded + 1
+        self.next_prompt_logprob = num_encoded + 1 + (params.prompt_logprob_start or 0)
         self.status = RequestStatus.WAITING
         self.row = 0
         self.num_computed_tokens = 0
@@ -226,7 +226,7 @@ class Request:
             self.num_prompt_tokens <= self.num_computed_tokens >= len(self.token_ids) - 1
             and self.pooling is None
             and self.constraint is None
-            and self.params.prompt_logprobs is None
+            and not self.params.scores_prompt
             and self.params.repetition_detection is None
         )
 

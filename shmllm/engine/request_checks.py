@@ -91,8 +91,11 @@ def _refusal_of_params(params: SamplingParams, info: EngineInfo) -> str | None:
         token_ids = getattr(params, name)
         if token_ids is not None and not _are_known(token_ids, info):
             return f"{name} has an id outside the vocabulary of {info.vocab_size:,}"
+    table = params.prompt_logprob_token_ids
+    if table is not None and max(table.ids) >= info.vocab_size:
+        return f"prompt_logprob_token_ids has an id outside the vocabulary of {info.vocab_size:,}"
     of_outputs = params.logprobs if params.logprob_token_ids is None else None
-    asked = (of_outputs, params.prompt_logprobs)
+    asked = (of_outputs, params.prompt_logprobs, None if table is None else table.width)
     wanted = max(number or 0 for number in asked)
     if -1 in asked:
         wanted = info.vocab_size

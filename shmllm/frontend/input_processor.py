@@ -80,7 +80,8 @@ class PreparedRequest:
             params = copy.copy(self.params)
             params.n = 1
             if index:
-                params.prompt_logprobs = None
+                params.prompt_logprobs = params.prompt_logprob_token_ids = None
+                params.prompt_logprob_start = None
             if params.seed is not None:
                 params.seed = (params.seed + index + 2**63) % 2**64 - 2**63
             submitted = replace(self.submitted, params=params, is_sibling=index > 0)
@@ -200,7 +201,7 @@ class InputProcessor:
                 ids = self._expanded_ids(name, item, ids)
                 items = self._items.items(name, ids, item.items)
             check_token_ids(name, ids, self._info, min_room)
-            _check_routed_start(name, ids, own)
+            _check_starts(name, ids, own)
             bad_words, grammar, thinking, extra_args = checked[id(own)]
             submitted = EngineCoreRequest(
                 UNNUMBERED,
@@ -320,11 +321,21 @@ def check_token_ids(name: str, ids: list[int], info: EngineInfo, min_room: int) 
         )
 
 
-def _check_routed_start(name: str, ids: list[int], params: SamplingParams) -> None:
+def _check_starts(name: str, ids: list[int], params: SamplingParams) -> None:
+    """Raise RequestError if what parameters say of a prompt's tokens does not suit their number."""
     start = params.routed_experts_prompt_start
     if start > len(ids):
         raise RequestError(
             f"{name} has {len(ids):,} tokens, fewer than routed_experts_prompt_start {start:,}",
             parameter="routed_experts_prompt_start",
             value=start,
+        )
+    table, start = params.prompt_logprob_token_ids, params.prompt_logprob_start or 0
+    if table is not None and len(table) != max(len(ids) - 1 - start, 0):
+        raise RequestError(
+            f"{name} has {len(ids):,} tokens, so prompt_logprob_token_ids must have "
+            f"{max(len(ids) - 1 - start, 0):,} rows with prompt_logprob_start {start:,}, and has "
+            f"{len(table):,}",
+            parameter="prompt_logprob_token_ids",
+            value=len(table),
         )

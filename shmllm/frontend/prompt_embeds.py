@@ -69,7 +69,7 @@ def salt_with(embeds: Any, cache_salt: str) -> str:
 
 def check_params(name: str, params: SamplingParams) -> None:
     """Raise RequestError for parameters that need the token ids of the prompt."""
-    if params.prompt_logprobs is not None:
+    if params.scores_prompt:
         raise RequestError(f"{name}: prompt_logprobs needs token ids, not prompt_embeds")
     if params.repetition_penalty != 1:
         raise RequestError(f"{name}: repetition_penalty needs token ids, not prompt_embeds")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.weight_versions import version_spans
 from shmllm.outputs.flat_logprobs import FlatLogprobs
@@ -14,6 +17,7 @@ from shmllm.outputs.logprob_lists import LogprobsList
 from shmllm.outputs.reply import Reply
 from shmllm.outputs.request import CompletionOutput, RequestMetrics, RequestOutput
 from shmllm.params.sampling import RequestOutputKind
+from shmllm.params.token_table import TokenTable
 
 
 def request_output(state: RequestState) -> RequestOutput:
@@ -113,12 +117,25 @@ def _completion(
 
 def _prompt_logprobs(state: RequestState) -> LogprobsList | FlatLogprobs | None:
     first = _siblings(state)[0]
-    if first.prompt_logprobs is None:
+    if first.prompt_logprobs is None or first.request.params.prompt_logprobs is None:
         return None
     texts = first.token_texts if first.request.params.detokenize else None
     prompt = first.request.prompt_token_ids
     entries = LogprobsList(prompt[1:], first.prompt_logprobs, texts, prompt[:1], True)
     return _in_asked_form(state, entries)
+
+
+def _prompt_token_id_logprobs(state: RequestState) -> npt.NDArray[np.float32] | None:
+    first = _siblings(state)[0]
+    if first.prompt_logprobs is None or (table := _table_of(first)) is None:
+        return None
+    scores = np.array(first.prompt_logprobs.top_logprobs, np.float32).reshape(-1, table.width)
+    return scores
+
+
+def _table_of(state: RequestState) -> TokenTable | None:
+    table: TokenTable | None = state.request.params.prompt_logprob_token_ids
+    return table
 
 
 def _in_asked_form(state: RequestState, entries: LogprobsList) -> LogprobsList | FlatLogprobs:
@@ -139,6 +156,7 @@ def _make_output(
         finished=not state.parent.num_open,
         num_cached_tokens=states[0].num_cached_tokens,
         prompt_logprobs=prompt_logprobs,
+        prompt_token_id_logprobs=_prompt_token_id_logprobs(state),
         metrics=_metrics(state, states),
         error=next((each.error for each in states if each.error is not None), None),
         prompt_index=state.index,

@@ -129,7 +129,7 @@ class RequestState:
             if params.num_logprobs is None
             else LogprobStore(is_ranked=params.logprob_token_ids is None)
         )
-        self.prompt_logprobs = None if params.prompt_logprobs is None else LogprobStore()
+        self.prompt_logprobs = LogprobStore() if params.scores_prompt else None
         self.num_decoded = 0
         self.num_emitted = 0
         self.num_repeated = 0

@@ -79,6 +79,10 @@ class SamplingChecks:
         if params.logprob_token_ids is None:
             self._require_few("logprobs", params.logprobs)
         self._require_few("prompt_logprobs", params.prompt_logprobs)
+        table = params.prompt_logprob_token_ids
+        if table is not None:
+            self._require_known("prompt_logprob_token_ids", table.ids)
+            self._require_few("prompt_logprob_token_ids", table.width, " in each row")
         if params.stop or params.structured_outputs:
             self._tokenizer.check_exists()
         return EncodedConstraints(
@@ -106,13 +110,13 @@ class SamplingChecks:
                 value=highest,
             )
 
-    def _require_few(self, name: str, count: int | None) -> None:
+    def _require_few(self, name: str, count: int | None, where: str = "") -> None:
         if count is None:
             return
         wanted = self._vocab_size if count == WHOLE_VOCABULARY else count
         if wanted > self._max_logprobs:
             raise RequestError(
-                f"{name}={count} asks for {wanted:,} tokens at each position; the engine's "
+                f"{name}={count}{where} asks for {wanted:,} tokens at each position; the engine's "
                 f"max_logprobs is {self._max_logprobs:,}: start it with a larger one, or with -1",
                 parameter=name,
                 value=count,

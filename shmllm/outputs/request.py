@@ -221,6 +221,9 @@ class RequestOutput:
         error: the error message, if a completion has finish_reason "error".
         prompt_index: the position of the prompt among those given to `generate`, `stream` or
             `enqueue`.
+        prompt_token_id_logprobs: a numpy array, (rows, ids) float32, with the log-probabilities of
+            `prompt_logprob_token_ids`, -inf in the place of -1; None unless the parameters have
+            them.
         is_retryable: whether `error` says that the engine was paused or asleep, so that the same
             request can be sent again.
 
@@ -243,3 +246,4 @@ class RequestOutput:
     error: str | None = None
     prompt_index: int = 0
     is_retryable: bool = False
+    prompt_token_id_logprobs: Any = field(default=None, repr=False)

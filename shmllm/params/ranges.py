@@ -129,6 +129,7 @@ RANGES = {
     "min_tokens": _whole_number(0, "greater than or equal to 0 and a whole number"),
     "logprobs": _COUNT,
     "prompt_logprobs": _COUNT,
+    "prompt_logprob_start": _or_none(_whole_number(0, ""), "None or a whole number of at least 0"),
     "logprob_token_ids": _or_none(
         Range(lambda value: _TOKEN_IDS.allows(value) and 0 < len(value) <= MAX_SCORED_IDS, ""),
         f"None or a list of 1 to {MAX_SCORED_IDS} token ids",

@@ -25,8 +25,6 @@ REPLACED_NAMES = {
     "guided_whitespace_pattern": _CONSTRAINT.format("whitespace_pattern"),
     "truncate_prompt_tokens": "truncate the prompt before the call",
     "logits_processors": "name their classes in LLM(logits_processors=[...])",
-    "prompt_logprob_token_ids": "use prompt_logprobs, with -1 for the whole vocabulary",
-    "prompt_logprob_start": "use prompt_logprobs",
     # of LLM
     "max_context_len_to_capture": _GRAPHS,
     "max_seq_len_to_capture": _GRAPHS,

@@ -18,6 +18,7 @@ from shmllm.errors import RequestError
 from shmllm.params.ranges import RANGES, is_int, is_number
 from shmllm.params.signatures import takes_fields_of
 from shmllm.params.structured_outputs import StructuredOutputsParams
+from shmllm.params.token_table import TokenTable
 from shmllm.params.unknown_options import reject_unknown_options
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ class _Fields:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: Any = None
+    prompt_logprob_start: int | None = None
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
     detokenize: bool = True
@@ -161,6 +164,11 @@ class SamplingParams(_Fields):
             only; -1 returns those of the whole vocabulary; None (the default) returns none.
             The engine's `max_logprobs` is the upper limit.
         prompt_logprobs: the same for each prompt token except the first.
+        prompt_logprob_token_ids: the token ids whose log-probabilities are returned for each of
+            these tokens instead, as `RequestOutput.prompt_token_id_logprobs`: nested lists or an
+            array, a row for each prompt token behind the first; -1 fills a row up. A TokenTable
+            after construction.
+        prompt_logprob_start: how many of the tokens behind the first have no row; None means 0.
         logprob_token_ids: the token ids whose log-probabilities are returned for each output
             token instead of those of the most likely tokens; at least 1, at most 128. Their
             `Logprob.rank` is None. If `logprobs` is given as well, it must be their number.
@@ -256,7 +264,12 @@ class SamplingParams(_Fields):
         Prompt log-probabilities need the hidden states of all prompt tokens, and a hit skips
         their computation.
         """
-        return self.prompt_logprobs is None and not self.skip_reading_prefix_cache
+        return not self.scores_prompt and not self.skip_reading_prefix_cache
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are returned."""
+        return self.prompt_logprobs is not None or self.prompt_logprob_token_ids is not None
 
     def clone(self) -> SamplingParams:
         """A deep copy."""
@@ -283,6 +296,9 @@ class SamplingParams(_Fields):
         self.seed = None if self.seed == -1 else self.seed
         budget = self.thinking_token_budget
         self.thinking_token_budget = None if budget == -1 else budget
+        table = self.prompt_logprob_token_ids
+        if table is not None and not isinstance(table, TokenTable):
+            self.prompt_logprob_token_ids = TokenTable.of(table) or table
         if given.get("logit_bias") is not None:
             self.logit_bias = _bias_by_id(given["logit_bias"])
         if isinstance(self.structured_outputs, Mapping):
@@ -320,6 +336,11 @@ class SamplingParams(_Fields):
         if self.logprob_token_ids is not None and self.num_logprobs != len(self.logprob_token_ids):
             count = len(self.logprob_token_ids)
             self._require("logprobs", False, f"None or the number of logprob_token_ids ({count})")
+        if self.prompt_logprob_token_ids is not None:
+            is_alone = self.prompt_logprobs is None
+            self._require("prompt_logprobs", is_alone, "None with prompt_logprob_token_ids")
+        elif self.prompt_logprob_start is not None:
+            self._require("prompt_logprob_start", False, "None without prompt_logprob_token_ids")
         if self.trace_decode_token_ids is not None:
             self._check_trace()
         if self.n > 1 and self.temperature == 0:
@@ -336,13 +357,18 @@ class SamplingParams(_Fields):
         kind: type = _OBJECTS[name]
         value = getattr(self, name)
         valid = isinstance(value, kind) or (value is None and name != "output_kind")
-        self._require(name, valid, f"a {kind.__name__}")
+        self._require(name, valid, _NAMES_OF_KINDS.get(kind, f"a {kind.__name__}"))
 
 
 _OBJECTS = {
     "output_kind": RequestOutputKind,
     "structured_outputs": StructuredOutputsParams,
     "repetition_detection": RepetitionDetectionParams,
+    "prompt_logprob_token_ids": TokenTable,
+}
+
+_NAMES_OF_KINDS: dict[type, str] = {
+    TokenTable: "None or rows of token ids, all of one length, with -1 for none",
 }
 
 

@@ -2,7 +2,8 @@
 
     ADD_HEADER | PARAMS, stop ids i32[], bias ids i32[], biases f64[], allowed ids i32[],
                  bad word lengths u32[], bad word ids i32[], scored ids i32[], trace ids i32[],
-                 ids that begin and that end reasoning, i32[] each
+                 ids that begin and that end reasoning, i32[] each,
+                 scored ids of prompt tokens i32[]
                | prompt ids i32[], salt, grammar, extra arguments as JSON, adapter
 
 The bytes from PARAMS to the last of these ids are equal for most requests of a batch, so equal byte
@@ -24,6 +25,7 @@ from shmllm.params.ranges import MOST_EXTRA_CHARACTERS
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import RepetitionDetectionParams, SamplingParams, TokenSequences
 from shmllm.params.thinking import ThinkingBudget
+from shmllm.params.token_table import PADDING, TokenTable
 from shmllm.wire.adapter import decode_adapter, encode_adapter
 from shmllm.wire.sections import Parts, Sections, column
 
@@ -33,8 +35,9 @@ ADD_HEADER = Struct("<qqiIIIIII")
 # temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
 # count), thinking budget, stop ids, biases, allowed ids, bad words, ids of bad words, scored ids,
-# trace ids, ids that begin and end reasoning
-PARAMS = Struct("<ddddddiIIIiiIIIIIIIIIIIII")
+# trace ids, ids that begin and end reasoning, ids of each scored prompt token, those of all, tokens
+# that are not scored
+PARAMS = Struct("<ddddddiIIIiiIIIIIIIIIIIIIIII")
 
 IGNORE_EOS = 1
 UNBOUNDED = 2
@@ -47,6 +50,7 @@ LARGEST_KEPT = 2**14
 """The most bytes of parameters whose decoded form is kept for the next request. A faulty front end
 can send parameters of many MiB, and no two requests of it need to have the same."""
 _NO_DETECTION = RepetitionDetectionParams()
+NO_TABLE = TokenTable(1, array("i"))
 _NO_THINKING = ThinkingBudget(0, (), ())
 
 
@@ -63,7 +67,8 @@ def encode_add(request: EngineCoreRequest) -> Parts:
     fixed = _encode_params(params, len(bias), len(allowed), bad_words, thinking)
     sections = column("i", params.stop_token_ids)
     scored, trace = params.logprob_token_ids or (), params.trace_decode_token_ids or ()
-    if bias or allowed or bad_words or scored or trace or thinking.end:
+    table = params.prompt_logprob_token_ids or NO_TABLE
+    if bias or allowed or bad_words or scored or trace or thinking.end or table.ids:
         sections += (
             column("i", list(bias))
             + column("d", list(bias.values()))
@@ -74,6 +79,7 @@ def encode_add(request: EngineCoreRequest) -> Parts:
             + column("i", trace)
             + column("i", thinking.begin)
             + column("i", thinking.end)
+            + table.ids.tobytes()
         )
     header = ADD_HEADER.pack(
         request.number,
@@ -99,6 +105,7 @@ def _encode_params(
 ) -> bytes:
     logprobs, prompt_logprobs = params.logprobs, params.prompt_logprobs
     detection = params.repetition_detection or _NO_DETECTION
+    table = params.prompt_logprob_token_ids or NO_TABLE
     flags = (
         (IGNORE_EOS if params.ignore_eos else 0)
         | (UNBOUNDED if params.max_tokens is None else 0)
@@ -132,6 +139,9 @@ def _encode_params(
         len(params.trace_decode_token_ids or ()),
         len(thinking.begin),
         len(thinking.end),
+        table.width,
+        len(table.ids),
+        min(params.prompt_logprob_start or 0, MAX_UINT),
     )
 
 
@@ -212,6 +222,9 @@ def _decode_params(
         num_traced,
         num_begin,
         num_end,
+        table_width,
+        num_table_ids,
+        start,
     ) = PARAMS.unpack_from(run)
     sections = Sections(run, PARAMS.size)
     stop_ids = sections.take("i", num_stop_ids)
@@ -221,6 +234,7 @@ def _decode_params(
     bad_words = _cut(lengths, sections.take("i", num_bad_word_ids))
     scored, trace = sections.take("i", num_scored), sections.take("i", num_traced)
     begin, end = sections.take("i", num_begin), sections.take("i", num_end)
+    table = _decode_table(table_width, sections.take("i", num_table_ids), start)
     sections.end()
     if bool(begin) != bool(end):
         raise ProtocolMismatchError("the columns of ADD's reasoning tokens are inconsistent")
@@ -238,6 +252,8 @@ def _decode_params(
         min_tokens=min_tokens,
         logprobs=logprobs if flags & HAS_LOGPROBS else None,
         prompt_logprobs=prompt_logprobs if flags & HAS_PROMPT_LOGPROBS else None,
+        prompt_logprob_token_ids=table,
+        prompt_logprob_start=start if table is not None else None,
         logprob_token_ids=scored or None,
         logit_bias=dict(zip(biased, biases, strict=True)) or None,
         allowed_token_ids=allowed or None,
@@ -247,6 +263,14 @@ def _decode_params(
     )
     thinking = ThinkingBudget(limit, tuple(begin), tuple(end)) if end else None
     return params, bad_words, thinking
+
+
+def _decode_table(width: int, ids: list[int], start: int) -> TokenTable | None:
+    if not ids and (width, start) == (NO_TABLE.width, 0):
+        return None
+    if not ids or not width or len(ids) % width or min(ids) < PADDING:
+        raise ProtocolMismatchError("the columns of ADD's scored prompt tokens are inconsistent")
+    return TokenTable(width, array("i", ids))
 
 
 def _cut(lengths: list[int], ids: list[int]) -> TokenSequences:

@@ -6,13 +6,15 @@ where there are many rows, so that the workspace stays bounded. The GPU's scorer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
 from shmllm.outputs.logprobs import TokenLogprobs
-from shmllm.worker.arrays import FloatArray, IntArray
+from shmllm.params.token_table import PADDING, TokenTable
+from shmllm.worker.arrays import FloatArray, IntArray, LongArray
 from shmllm.worker.batch import Alternatives
 
 WORKSPACE_BYTES = 2**27
@@ -36,23 +38,37 @@ def score_tokens(
         normalise: whether scores are log-probabilities; else they are the logits.
     """
     ks = [num_alternatives(each, logits.shape[1]) for each in asked]
-    scores = logits.log_softmax(dim=1) if normalise else logits
-    chosen = scores.gather(1, token_ids[:, None])
-    # numpy compares and counts several times as fast as torch here.
-    better = np.count_nonzero(scores.numpy() > chosen.numpy(), axis=1)
+    scores, own, ranks = _score_own(logits, token_ids, normalise)
     top_ids, top_scores = _best(scores, ks)
     ends = np.cumsum(ks).tolist()
     for row, each in enumerate(asked):
         if not isinstance(each, int):
-            own = slice(ends[row] - ks[row], ends[row])
-            top_ids[own], top_scores[own] = each, scores[row, torch.from_numpy(each)].numpy()
-    return TokenLogprobs(
-        ks,
-        chosen[:, 0].numpy().copy(),
-        better.astype(np.int32) + np.int32(1),
-        top_ids,
-        top_scores,
-    )
+            places = slice(ends[row] - ks[row], ends[row])
+            top_ids[places], top_scores[places] = each, scores[row, torch.from_numpy(each)].numpy()
+    return TokenLogprobs(ks, own, ranks, top_ids, top_scores)
+
+
+def score_table(
+    logits: torch.Tensor, token_ids: torch.Tensor, table: TokenTable, normalise: bool
+) -> TokenLogprobs:
+    """Score one token in each row of logits, and the tokens of the same row of a table. Arguments
+    are else those of `score_tokens`."""
+    scores, own, ranks = _score_own(logits, token_ids, normalise)
+    asked = torch.from_numpy(rows_of(table))
+    found = scores.gather(1, asked.clamp(min=0)).masked_fill(asked == PADDING, -math.inf)
+    ids = asked.to(torch.int32).numpy().ravel()
+    return TokenLogprobs([table.width] * len(asked), own, ranks, ids, found.numpy().ravel())
+
+
+def _score_own(
+    logits: torch.Tensor, token_ids: torch.Tensor, normalise: bool
+) -> tuple[torch.Tensor, FloatArray, IntArray]:
+    """Return all scores, (N, V), and the scores and ranks of the tokens themselves, (N,)."""
+    scores = logits.log_softmax(dim=1) if normalise else logits
+    chosen = scores.gather(1, token_ids[:, None])
+    # numpy compares and counts several times as fast as torch here.
+    better = np.count_nonzero(scores.numpy() > chosen.numpy(), axis=1)
+    return scores, chosen[:, 0].numpy().copy(), better.astype(np.int32) + np.int32(1)
 
 
 def num_alternatives(asked: Alternatives, vocab_size: int) -> int:
@@ -69,6 +85,7 @@ def score_in_pieces(
     token_ids: torch.Tensor,
     k: int,
     normalise: bool,
+    table: TokenTable | None = None,
 ) -> TokenLogprobs:
     """Do what `score_tokens` does, for rows whose logits may not fit into memory at once.
 
@@ -79,14 +96,23 @@ def score_in_pieces(
         token_ids: (N,) int64, the token to score in each row.
         k: the number of alternatives of each row; ALL for the whole vocabulary.
         normalise: whether scores are log-probabilities; else they are the logits.
+        table: the k alternatives of each row; None: the most likely ones.
     """
     step = max(WORKSPACE_BYTES // (4 * _COPIES * vocab_size), 1)
     parts = []
     for begin in range(0, num_rows, step):
         end = min(begin + step, num_rows)
-        logits = logits_of(begin, end)
-        parts.append(score_tokens(logits, token_ids[begin:end], [k] * (end - begin), normalise))
+        logits, tokens = logits_of(begin, end), token_ids[begin:end]
+        if table is None:
+            parts.append(score_tokens(logits, tokens, [k] * (end - begin), normalise))
+        else:
+            parts.append(score_table(logits, tokens, table.rows(begin, end), normalise))
     return joined(parts)
+
+
+def rows_of(table: TokenTable) -> LongArray:
+    """Return the rows of a table, (rows, width) int64."""
+    return np.array(table.ids, np.int64).reshape(-1, table.width)
 
 
 def joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs:

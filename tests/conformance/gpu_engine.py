@@ -399,17 +399,18 @@ class EngineConformance:
             engine.add(3, PROMPTS[0][:5], logit_bias={7: 30.0, 8: 29.0}, frequency_penalty=2.0)
             engine.add(4, PROMPTS[0][:7], allowed_token_ids=[3, 50, 60], logprobs=97)
             engine.add(5, [0] * 5, embeds=embeds.clone())
+            asked = [[5, -1, 96]] * (len(PROMPTS[0]) - 3)
+            engine.add(6, PROMPTS[0], prompt_logprob_token_ids=asked, prompt_logprob_start=2)
             engine.run()
         ours, other = engines
         assert ours.tokens == other.tokens
         assert other.logprobs.keys() == {0, 2, 4}
         assert_same_logprobs(ours, other)
-        mine, theirs = ours.prompt_logprobs[0], other.prompt_logprobs[0]
-        for name in ("ranks", "top_ids"):
-            found = [np.concatenate([getattr(p, name) for p in part]) for part in (mine, theirs)]
-            assert found[0].tolist() == found[1].tolist()
-        found = [np.concatenate([p.logprobs for p in part]) for part in (mine, theirs)]
-        assert found[0] == pytest.approx(found[1], abs=1e-4)
+        for number in (0, 6):
+            both = ours.prompt_logprobs[number], other.prompt_logprobs[number]
+            for name in ("ranks", "top_ids", "logprobs", "top_logprobs"):
+                found = [np.concatenate([getattr(p, name) for p in part]) for part in both]
+                assert found[0] == pytest.approx(found[1], abs=1e-4)
 
     @pytest.mark.slow
     def test_custom_processors_work_as_on_a_cpu(self, model: Any, gpu_device: Device) -> None:

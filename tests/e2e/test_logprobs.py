@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.engines import assert_idle
@@ -176,6 +178,49 @@ def test_log_probabilities_of_the_whole_vocabulary(apart: LLM, reference: Refere
         first = output.outputs[0].logprobs[0]
         assert len(first) == size
         check_entry(first, expected[len(output.prompt_token_ids) - 1], token_ids[0], size)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_batched_tokens": 16}, slow({"multiprocess": True})], ids=str
+)
+def test_given_tokens_of_prompts(reference: Reference, options: dict[str, Any]) -> None:
+    """In chunks, with a start, and of several completions; -1 fills a row up."""
+    size = reference.model.config.vocab_size
+    prompts = [each for each in reference.prompts if len(each) > 5]
+    choose = np.random.default_rng(3)
+    with LLM(str(reference.directory), **LOCAL | options) as llm:
+        for start in (None, 4):
+            tables = [choose.integers(0, size, (len(p) - 1 - (start or 0), 7)) for p in prompts]
+            for table in tables:
+                table[0, 3] = -1
+            params = [
+                SamplingParams(
+                    max_tokens=2, n=2, seed=1, prompt_logprob_token_ids=each,
+                    prompt_logprob_start=start,
+                )
+                for each in tables
+            ]  # fmt: skip
+            asked = [{"prompt_token_ids": each} for each in prompts]
+            outputs = llm.generate(asked, params, use_tqdm=False)
+            for output, table in zip(outputs, tables, strict=True):
+                found = output.prompt_token_id_logprobs
+                assert output.prompt_logprobs is None
+                assert found[0, 3] == -math.inf
+                found[0, 3], table[0, 3] = 0, 0
+                rows = reference.logprobs(output.prompt_token_ids)[start or 0 : -1]
+                expected = rows.gather(1, torch.from_numpy(table))
+                expected[0, 3] = 0
+                assert torch.allclose(torch.from_numpy(found).double(), expected, atol=TOLERANCE)
+        with pytest.raises(RequestError, match=r"must have \d+ rows with prompt_logprob_start 0"):
+            llm.generate(asked[:1], SamplingParams(prompt_logprob_token_ids=[[1]]))
+        with pytest.raises(RequestError, match="has 4096; the vocabulary"):
+            llm.generate([{"prompt_token_ids": [1, 2]}], given([[4096]]))
+        with pytest.raises(RequestError, match="max_logprobs is 20"):
+            llm.generate([{"prompt_token_ids": [1, 2]}], given([[1] * 21]))
+
+
+def given(rows: list[list[int]]) -> SamplingParams:
+    return SamplingParams(prompt_logprob_token_ids=rows)
 
 
 def test_given_tokens_a_known_output_and_flat_lists(apart: LLM, reference: Reference) -> None:

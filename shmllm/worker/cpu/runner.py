@@ -385,4 +385,5 @@ class CpuRunner(LoadedRunner):
             torch.from_numpy(wanted),
             scores.k,
             self._scores_probabilities,
+            scores.token_ids,
         )

@@ -8,9 +8,10 @@ prompt's tokens are computed piece by piece: those of a whole prompt would not f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from torch import Tensor
 
 from shmllm.core.plan import PromptScores
 from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.params.token_table import PADDING, TokenTable
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import Alternatives, InputBatch, StepInputs
 from shmllm.worker.gpu.transfers import Array, PendingArrays, Transfers
-from shmllm.worker.scoring import WORKSPACE_BYTES, joined, num_alternatives
+from shmllm.worker.scoring import WORKSPACE_BYTES, joined, num_alternatives, rows_of
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.sampling import SamplingScratch
 from shmllm_kernels.gpu.scoring import MAX_ALTERNATIVES, Scores, score
@@ -135,6 +137,17 @@ class Scorer:
         own, best = (part_of[part].view(torch.float32) for part_of in (scores, top))
         return Scores(tokens=own, ranks=ranks[part], top=best, top_ids=ids[part])
 
+    def look_up_table(self, logits: Tensor, asked: Tensor) -> Tensor:
+        """Return the scores, (N, K) float32, of tokens in each row of logits.
+
+        Args:
+            logits: (N, V), of any floating dtype.
+            asked: (N, K) int64, the tokens; PADDING has the score -inf.
+        """
+        scores = logits.float()
+        scores = scores.log_softmax(1) if self._normalises else scores
+        return scores.gather(1, asked.clamp(min=0)).masked_fill_(asked == PADDING, -math.inf)
+
     def _look_up(self, logits: Tensor, scored: ScoredRows) -> list[Tensor]:
         """Return the ids and scores of each of `scored.lists`, row after row."""
         found = []
@@ -161,15 +174,37 @@ def unpack(scored: ScoredRows, flat: IntArray, *lists: Array) -> TokenLogprobs:
     return TokenLogprobs(list(scored.ks), scores.view(np.float32), ranks, *best)
 
 
+class PendingPiece(NamedTuple):
+    """Some of a prompt's tokens.
+
+    scored: their rows.
+    arrays: what `unpack` takes; with a table the scores of its tokens behind it.
+    table: the alternatives of each row; None: the most likely ones.
+    """
+
+    scored: ScoredRows
+    arrays: PendingArrays
+    table: TokenTable | None
+
+    def result(self) -> TokenLogprobs:
+        """Wait for the copies. May be called once."""
+        flat, *rest = self.arrays.arrays()
+        if self.table is None:
+            return unpack(self.scored, flat, *rest)
+        own, ids = unpack(self.scored, flat), rows_of(self.table).astype(np.int32)
+        ks = [self.table.width] * len(ids)
+        return TokenLogprobs(ks, own.logprobs, own.ranks, ids.ravel(), rest[0])
+
+
 class PendingScores:
     """The log-probabilities of a prompt's tokens, which the device copies to the host."""
 
-    def __init__(self, parts: Sequence[tuple[ScoredRows, PendingArrays]]) -> None:
+    def __init__(self, parts: Sequence[PendingPiece]) -> None:
         self._parts = parts
 
     def result(self) -> TokenLogprobs:
         """Wait for the copies. May be called once."""
-        return joined([unpack(scored, *pending.arrays()) for scored, pending in self._parts])
+        return joined([part.result() for part in self._parts])
 
 
 class PromptScorer:
@@ -211,17 +246,24 @@ class PromptScorer:
         hidden = hidden[first + wanted.first - 1 - start :]
         return PendingScores(
             [
-                self._score(hidden[begin : begin + len(own)], own, wanted.k)
+                self._score(hidden[begin : begin + len(own)], own, wanted, begin)
                 for begin, own in zip(begins, tokens, strict=True)
             ]
         )
 
-    def _score(self, hidden: Tensor, tokens: Tensor, k: int) -> tuple[ScoredRows, PendingArrays]:
+    def _score(
+        self, hidden: Tensor, tokens: Tensor, wanted: PromptScores, begin: int
+    ) -> PendingPiece:
         """Launch the scoring of one piece. Its logits are freed before those of the next one."""
-        logits = self._compute_logits(hidden)
-        scored = self._scorer.select(np.arange(len(tokens)), [k] * len(tokens))
+        logits, count, table = self._compute_logits(hidden), len(tokens), wanted.token_ids
+        k = wanted.k if table is None else 0
+        scored = self._scorer.select(np.arange(count), [k] * count)
         scores = self._scorer.score(logits, tokens, scored)
-        return scored, self._transfers.fetch(*scores)
+        if table is not None:
+            table = table.rows(begin, begin + count)
+            asked = self._transfers.send_one(rows_of(table))
+            scores.append(self._scorer.look_up_table(logits, asked))
+        return PendingPiece(scored, self._transfers.fetch(*scores), table)
 
 
 def _num_entries(num_rows: int, width: int) -> int:

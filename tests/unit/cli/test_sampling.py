@@ -27,7 +27,7 @@ NOT_IN_THE_SHELL = {
     # These choose what an output object has; a command writes texts or records.
     *("output_kind", "stream_interval", "detokenize", "extra_args", "prompt_logprobs"),
     *("logprob_token_ids", "flat_logprobs", "trace_decode_token_ids"),
-    "routed_experts_prompt_start",
+    *("routed_experts_prompt_start", "prompt_logprob_token_ids", "prompt_logprob_start"),
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
     # Rows of a file may have these.
     *("stop_token_ids", "bad_words", "min_tokens", "allowed_token_ids"),

@@ -6,12 +6,15 @@ import copy
 import inspect
 import logging
 import pickle
+from array import array
 
+import numpy as np
 import pytest
 
 from shmllm.errors import RequestError
 from shmllm.params.sampling import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from shmllm.params.structured_outputs import StructuredOutputsParams
+from shmllm.params.token_table import TokenTable
 
 NAN, INF = float("nan"), float("inf")
 
@@ -287,7 +290,28 @@ def full():
         "thinking_token_budget": 12,
         "extra_args": {"mine": 1},
         "trace_decode_token_ids": None,
+        "prompt_logprob_token_ids": None,
+        "prompt_logprob_start": None,
+        "routed_experts_prompt_start": 3,
     }
+
+
+@pytest.mark.parametrize(
+    "given", [[[1, 2], [3, -1]], ((1, 2), (3, -1)), np.array([[1, 2], [3, -1]], np.int64)]
+)
+def test_rows_of_token_ids_become_a_table(given):
+    params = SamplingParams(prompt_logprob_token_ids=given, prompt_logprob_start=4)
+    assert params.prompt_logprob_token_ids == TokenTable(2, array("i", [1, 2, 3, -1]))
+    assert len(params.prompt_logprob_token_ids) == 2
+    assert SamplingParams(**{name: getattr(params, name) for name in full()}) == params
+
+
+@pytest.mark.parametrize(
+    "given", [5, [], [[]], [[1], [2, 3]], [[1.0]], [[True]], [[-2]], [[2**31]], ["ab"]]
+)
+def test_what_is_no_table_of_token_ids_is_an_error(given):
+    with pytest.raises(RequestError, match="prompt_logprob_token_ids must be None or rows of tok"):
+        SamplingParams(prompt_logprob_token_ids=given)
 
 
 def test_parameters_reconstructed_from_their_fields_are_equal():

@@ -78,6 +78,17 @@ def ints(count):
 
 
 @st.composite
+def of_prompts(draw):
+    """What is asked of the tokens of a prompt."""
+    if draw(st.booleans()):
+        return {"prompt_logprobs": draw(alternatives)}
+    row = st.lists(st.integers(-1, 2**31 - 1), min_size=2, max_size=2)
+    rows = draw(st.lists(row, min_size=1, max_size=3))
+    start = draw(st.integers(0, 2**32 - 1))
+    return {"prompt_logprob_token_ids": rows, "prompt_logprob_start": start}
+
+
+@st.composite
 def params(draw):
     max_tokens = draw(st.none() | st.integers(1, 2**32 - 1))
     scored = draw(st.none() | st.lists(token_id, min_size=1, max_size=4))
@@ -94,7 +105,7 @@ def params(draw):
         frequency_penalty=draw(st.floats(-2, 2)),
         repetition_penalty=draw(st.just(1.0) | positive),
         logprobs=draw(alternatives if scored is None else st.sampled_from([None, len(scored)])),
-        prompt_logprobs=draw(alternatives),
+        **draw(of_prompts()),
         logprob_token_ids=scored,
         trace_decode_token_ids=draw(st.none() | st.lists(token_id, min_size=1, max_size=4)),
         logit_bias=draw(
@@ -436,9 +447,9 @@ def test_inconsistent_bad_words_are_refused(lengths):
 def test_reasoning_that_never_ends_is_refused():
     message = EngineCoreRequest(1, [5], SamplingParams(), thinking=ThinkingBudget(3, (7,), (8,)))
     record = bytearray(record_of(RecordKind.ADD, message))
-    end = add.ADD_HEADER.size + add.PARAMS.size
-    assert struct.unpack_from("<II", record, end - 8) == (1, 1)
-    struct.pack_into("<II", record, end - 8, 2, 0)
+    place = add.ADD_HEADER.size + add.PARAMS.size - 20
+    assert struct.unpack_from("<II", record, place) == (1, 1)
+    struct.pack_into("<II", record, place, 2, 0)
     with pytest.raises(ProtocolMismatchError, match="reasoning"):
         decode(RecordKind.ADD, record)
 
@@ -491,7 +502,7 @@ def test_announced_sections_beyond_the_record_are_refused_without_being_read():
         struct.pack_into("<I", damaged, offset, 2**32 - 1)
         with pytest.raises(ProtocolMismatchError, match="announces a section"):
             decode(RecordKind.ADD, damaged)
-    for offset in range(add.ADD_HEADER.size + add.PARAMS.size - 20, len(record) - 4, 4):
+    for offset in range(add.ADD_HEADER.size + add.PARAMS.size - 32, len(record) - 4, 4):
         damaged = bytearray(record)
         struct.pack_into("<I", damaged, offset, 2**32 - 1)
         with pytest.raises(ProtocolMismatchError):
