@@ -16,6 +16,8 @@ ARCHITECTURES: dict[str, str] = {
     "BaichuanForCausalLM": "baichuan",
     "BailingMoeForCausalLM": "bailing_moe",
     "BailingMoeV2ForCausalLM": "bailing_moe_v2",
+    "BailingHybridForCausalLM": "bailing_moe_v3",
+    "BailingMoeV3ForCausalLM": "bailing_moe_v3",
     "BambaForCausalLM": "bamba",
     "BertModel": "bert",
     "BgeM3EmbeddingModel": "bge_m3",

@@ -3,6 +3,7 @@ latent attention without rotation; DeepSeek's experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,15 +35,23 @@ from shmllm.models.weight_names import renamed
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
-_FIELDS: dict[str, tuple[str, str, Any]] = {
-    "max_position_embeddings": ("model_max_length", "max_position_embeddings", 1_048_576),
-    "norm_topk_prob": ("moe_renormalize", "norm_topk_prob", True),
-    "n_group": ("num_expert_group", "n_group", 1),
-    "n_routed_experts": ("num_experts", "num_local_experts", 256),
-    "num_experts_per_tok": ("num_experts_per_token", "num_experts_per_tok", 8),
-    "n_shared_experts": ("num_shared_experts", "n_shared_experts", 1),
+_FIELDS = {
+    "max_position_embeddings": ("model_max_length", "max_position_embeddings"),
+    "norm_topk_prob": ("moe_renormalize", "norm_topk_prob"),
+    "n_group": ("num_expert_group", "n_group"),
+    "n_routed_experts": ("num_experts", "num_local_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "num_experts_per_tok"),
+    "n_shared_experts": ("num_shared_experts", "n_shared_experts"),
 }
-"""DeepSeek's names of fields, and for each both that transformers takes, and the default."""
+"""DeepSeek's names of fields, and for each both that transformers takes."""
+_DEFAULTS = {
+    "max_position_embeddings": 1_048_576,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+}
 _EXPERT_NAMES = {".gate_proj.": ".w1.", ".up_proj.": ".w3.", ".down_proj.": ".w2."}
 _MIXTURE, _MLP = ".block_sparse_moe.", ".mlp."
 _FORGET_GATE = ".f_a_proj.", ".f_b_proj.", ".A_log", ".dt_bias"
@@ -50,9 +59,10 @@ _FORGET_GATE = ".f_a_proj.", ".f_b_proj.", ".A_log", ".dt_bias"
 
 
 def configure(fields: Fields) -> ModelConfig:
-    fields = _under_deepseeks_names(fields)
+    fields = under_deepseeks_names(fields.with_absent({"q_lora_rank": None}), _DEFAULTS)
     num_layers, positions = read_num_layers(fields), read_positions(fields, 1_048_576)
-    types, mlp_types = _read_types(fields, num_layers), _read_mlp_types(fields, num_layers)
+    types = _read_types(fields, num_layers)
+    mlp_types = read_mlp_types_or_count(fields, num_layers, default=1)
     mixers: dict[str, MixerSpec] = {}
     if FULL in types:
         mixers[FULL] = _read_attention(fields, positions)
@@ -79,12 +89,18 @@ def configure(fields: Fields) -> ModelConfig:
     )
 
 
-def _under_deepseeks_names(fields: Fields) -> Fields:
+def under_deepseeks_names(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
+    """Returns the fields of Kimi Linear's names under those of DeepSeek.
+
+    Args:
+        fields: the fields of config.json.
+        defaults: the values of those that are absent, by DeepSeek's names.
+    """
     found = {
-        name: fields.values.get(own, fields.values.get(other, default))
-        for name, (own, other, default) in _FIELDS.items()
+        name: fields.values.get(own, fields.values.get(other, defaults[name]))
+        for name, (own, other) in _FIELDS.items()
     }
-    return fields.with_values({"q_lora_rank": None} | fields.values | found)
+    return fields.with_values(fields.values | found)
 
 
 def _read_attention(fields: Fields, positions: int) -> LatentAttentionSpec:
@@ -97,12 +113,9 @@ def _read_attention(fields: Fields, positions: int) -> LatentAttentionSpec:
 
 
 def _read_delta(fields: Fields) -> KimiDeltaSpec:
-    if (activation := read_activation(fields)) != "silu":
-        raise fields.error(
-            f"delta nets with hidden_act {activation!r} are not supported, only silu"
-        )
     of_nets = Fields(fields.table("linear_attn_config"), f"{fields.where}: linear_attn_config")
-    net = KimiDeltaSpec(
+    return make_delta(
+        fields,
         heads=of_nets.integer("num_heads", fields.integer("linear_num_heads", 32)),
         head_dim=of_nets.integer("head_dim", fields.integer("linear_head_dim", 128)),
         taps=of_nets.integer(
@@ -111,6 +124,29 @@ def _read_delta(fields: Fields) -> KimiDeltaSpec:
             minimum=2,
             maximum=MOST_TAPS,
         ),
+    )
+
+
+def make_delta(
+    fields: Fields,
+    *,
+    heads: int,
+    head_dim: int,
+    taps: int,
+    has_low_rank: bool = True,
+    least_log: float | None = None,
+) -> KimiDeltaSpec:
+    """Returns a delta net of sizes that kernels compute; see `KimiDeltaSpec`."""
+    if (activation := read_activation(fields)) != "silu":
+        raise fields.error(
+            f"delta nets with hidden_act {activation!r} are not supported, only silu"
+        )
+    net = KimiDeltaSpec(
+        heads=heads,
+        head_dim=head_dim,
+        taps=taps,
+        has_low_rank=has_low_rank,
+        least_log=least_log,
     )
     if net.head_dim % HEAD_MULTIPLE:
         raise fields.error(
@@ -136,15 +172,22 @@ def _read_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def _read_mlp_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
+def read_mlp_types_or_count(fields: Fields, num_layers: int, *, default: int) -> tuple[str, ...]:
+    """Returns ``mlp_layer_types``, or what ``first_k_dense_replace`` says, by default `default`."""
     types = read_mlp_types(fields, num_layers)
-    num_dense = fields.integer("first_k_dense_replace", 1, minimum=0)
+    num_dense = fields.integer("first_k_dense_replace", default, minimum=0)
     return types or tuple(DENSE if index < num_dense else SPARSE for index in range(num_layers))
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    """Returns the destinations under this family's names: queries, keys and values have tensors of
-    their own for their convolution, too."""
+    """Returns the destinations under this family's names."""
+    apart = with_convolutions_apart(weights)
+    return {_own_name(name, config): views for name, views in apart.items()}
+
+
+def with_convolutions_apart(weights: NamedWeights) -> NamedWeights:
+    """Returns destinations in which queries, keys and values have tensors of their own for their
+    convolution, too."""
     from shmllm.models.matrices import matrix_of
 
     found: NamedWeights = {}
@@ -155,7 +198,7 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
             for part, own in zip(parts, "qkv", strict=True):
                 found[name.replace(".conv1d.", f".{own}_conv1d.")] = (part,)
         else:
-            found[_own_name(name, config)] = views
+            found[name] = views
     return found
 
 

@@ -35,6 +35,7 @@ class LatentAttention:
         value_up: [heads, value_dim, rank], the projection of each head's output to a value.
         indexer: chooses the tokens that each token attends to; None: the layer has none of its
             own.
+        gate_proj: the projection to the gates of heads, or None.
         o_proj: the output projection.
     """
 
@@ -56,6 +57,7 @@ class LatentAttention:
         if spec.indexer is not None and not spec.indexer.is_shared:
             assert rank is not None, "an indexer reads what queries are a projection of"
             self.indexer = Indexer(hidden, rank, spec.indexer, storage)
+        self.gate_proj = Linear(hidden, [spec.num_heads], False, storage) if spec.gated else None
         self.o_proj = Linear(spec.width, [hidden], spec.bias, storage)
 
     @property
@@ -70,6 +72,8 @@ class LatentAttention:
         query, up = ("q_proj", "q_proj") if self.query_norm is None else ("q_a_proj", "q_b_proj")
         firsts = [f"{prefix}.{query}", f"{prefix}.kv_a_proj_with_mqa"]
         weights = self.in_proj.named_weights(*firsts[-len(self.spec.first_widths) :])
+        if self.gate_proj is not None:
+            weights |= self.gate_proj.named_weights(f"{prefix}.g_proj")
         if self.query_norm is not None:
             weights |= self.query_norm.named_weights(f"{prefix}.q_a_layernorm")
         if self.query_up is not None:

@@ -254,6 +254,8 @@ class LatentAttentionSpec:
         bias: whether the projections to `query_rank`, to the latent, and of the output have a bias.
             Queries have none.
         growth: see `AttentionSpec`.
+        gated: whether the output of each head is multiplied by the sigmoid of a gate, a projection
+            of the hidden state without a bias.
         kv_apart: whether a checkpoint has the projections of latents to keys, transposed, and to
             values apart, with the heads in a dimension of their own, as in GGUF files.
         indexer: what chooses the tokens that a token attends to; None: these are all before it.
@@ -269,6 +271,7 @@ class LatentAttentionSpec:
     scale: float
     bias: bool = False
     growth: Growth | None = None
+    gated: bool = False
     kv_apart: bool = False
     indexer: IndexerSpec | None = None
 
@@ -325,7 +328,8 @@ class LatentAttentionSpec:
         if (indexer := self.indexer) is not None and not indexer.is_shared:
             heads, dim = indexer.num_heads, indexer.head_dim
             of_index = dim, heads, heads * dim
-        return (self.in_width, *queries, *of_index)
+        gates = (self.num_heads,) if self.gated else ()
+        return (self.in_width, *queries, *of_index, *gates)
 
     @property
     def read_widths(self) -> tuple[int, ...]:

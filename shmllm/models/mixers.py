@@ -17,7 +17,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
-from shmllm.models.layers import NamedWeights, Norm, Storage
+from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.lightning import Lightning
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
@@ -85,7 +85,10 @@ def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentA
         ops.choose_tokens(hidden, x, attention)
     if attention.query_up is not None:
         query = ops.linear(x, attention.query_up)
-    return ops.linear(ops.attend_to_latents(query, attention), attention.o_proj)
+    out = ops.attend_to_latents(query, attention)
+    if attention.gate_proj is not None:
+        out = ops.open_heads(out, ops.linear(hidden, attention.gate_proj))
+    return ops.linear(out, attention.o_proj)
 
 
 def _run_delta_net(ops: Ops, x: Tensor, residual: Tensor, net: DeltaNet) -> Tensor:
@@ -94,10 +97,14 @@ def _run_delta_net(ops: Ops, x: Tensor, residual: Tensor, net: DeltaNet) -> Tens
 
 def _run_kimi_delta(ops: Ops, x: Tensor, residual: Tensor, net: KimiDelta) -> Tensor:
     projected = ops.linear(x, net.in_proj)
-    decays = ops.low_rank(x, net.decay_down, net.decay_up)
+    decays = _project(ops, x, net.decay_down, net.decay_up)
     out = ops.kimi_delta(projected, decays, net)
-    gates = ops.low_rank(x, net.gate_down, net.gate_up)
+    gates = _project(ops, x, net.gate_down, net.gate_up)
     return ops.linear(ops.gate_heads(out, gates, net), net.out_proj)
+
+
+def _project(ops: Ops, x: Tensor, down: Linear | None, up: Linear) -> Tensor:
+    return ops.linear(x, up) if down is None else ops.low_rank(x, down, up)
 
 
 def _run_mamba2(ops: Ops, x: Tensor, residual: Tensor, mixer: Mamba2) -> Tensor:

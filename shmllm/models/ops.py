@@ -268,6 +268,10 @@ class Ops(LinearOps, Protocol):
             [tokens, heads * value_dim].
         """
 
+    def open_heads(self, x: Tensor, gates: Tensor) -> Tensor:
+        """Multiplies each head of ``x`` [tokens, heads * width] by the sigmoid of its gate, in
+        place. Returns ``x``. The gates, [tokens, heads], may be overwritten."""
+
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         """Computes a gated delta net over the step's tokens, from the states of their requests on,
         which it brings up to date.
@@ -293,7 +297,7 @@ class Ops(LinearOps, Protocol):
     def kimi_delta(self, x: Tensor, decays: Tensor, net: KimiDelta) -> Tensor:
         """Computes a gated delta net with a decay for each channel of the key, as `delta_net` but
         for the norm and its gates. The state of a head becomes ``diag(a) S`` and then ``S + k (b (v
-        - S'k))'``, with ``a = exp(-exp(log) * softplus(decay + bias))``; the result is ``S'q``.
+        - S'k))'``, with the decays a that `KimiDeltaSpec` says; the result is ``S'q``.
 
         Args:
             x: [tokens, 3 * heads * head_dim + heads], queries, keys, values and rates side by side;

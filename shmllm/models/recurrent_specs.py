@@ -84,18 +84,24 @@ class DeltaNetSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiDeltaSpec:
     """A gated delta net with a decay for each channel of the key (Kimi Team, "Kimi Linear", 2025,
-    section 4), which takes the place of attention. Decays and gates are projections of projections
-    to the width of a head.
+    section 4), which takes the place of attention.
 
     Attributes:
         heads: the number of query heads, of key heads, and of value heads.
         head_dim: the width of each.
         taps: the number of tokens that the convolution of queries, keys and values reads.
+        has_low_rank: whether decays and gates are projections of projections to the width of a
+            head, and not of the hidden state.
+        least_log: the bound of the logarithms of decays, below 0, which are ``least_log *
+            sigmoid(exp(log) * (x + bias))`` then; None: they are ``-exp(log) * softplus(x +
+            bias)``.
     """
 
     heads: int
     head_dim: int
     taps: int
+    has_low_rank: bool = True
+    least_log: float | None = None
 
     kv = None
 

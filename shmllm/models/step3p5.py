@@ -209,14 +209,14 @@ def _read_mlps(fields: Fields, num_layers: int) -> list[MLPSpec | MoESpec]:
         )
     found: list[MLPSpec | MoESpec] = []
     for index, kind in enumerate(types):
-        bound = _read_bound(fields, "swiglu_limits_shared", index)
+        bound = read_bound(fields, "swiglu_limits_shared", index)
         if kind == DENSE or experts is None:
             inner = fields.integer("intermediate_size", 11264)
             found.append(MLPSpec(inner=inner, bias=bias, bound=bound))
             continue
         inner = fields.integer("share_expert_dim", 1280)
         own = replace(experts, shared=MLPSpec(inner=inner, bias=bias, bound=bound))
-        if (limit := _read_bound(fields, "swiglu_limits", index)) is not None:
+        if (limit := read_bound(fields, "swiglu_limits", index)) is not None:
             own = replace(own, activation="silu_bounded", bound=limit)
         found.append(own)
     return found
@@ -235,7 +235,7 @@ def _types_by_number(fields: Fields, num_layers: int) -> list[str]:
     return [SPARSE if index in numbers else DENSE for index in range(num_layers)]
 
 
-def _read_bound(fields: Fields, name: str, layer: int) -> float | None:
+def read_bound(fields: Fields, name: str, layer: int) -> float | None:
     """Returns the bound that a layer has; 0 and null stand for none."""
     value = _item(fields, name, layer)
     if value is not None and not isinstance(fields.values[name], list):

@@ -35,7 +35,8 @@ def _laurel_ranks(config: ModelConfig) -> set[int]:
 
 def low_ranks(config: ModelConfig) -> tuple[int, ...]:
     """Returns the widths between the two products of decays by channel and of their gates."""
-    return _ordered(each.head_dim for each in config.mixers if isinstance(each, KimiDeltaSpec))
+    nets = (each for each in config.mixers if isinstance(each, KimiDeltaSpec))
+    return _ordered(net.head_dim for net in nets if net.has_low_rank)
 
 
 def read_widths(config: ModelConfig) -> tuple[int, ...]:

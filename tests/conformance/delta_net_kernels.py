@@ -54,8 +54,8 @@ class DeltaNetConformance:
                 assert_close(found, expected, 2e-5, 1e-4)
 
     @pytest.mark.parametrize("steps", STEPS)
-    @pytest.mark.parametrize(("heads", "dim"), [(1, 16), (3, 20)])
-    def test_delta_rule_with_a_decay_for_each_channel(self, draw, dtype, heads, dim, steps):
+    @pytest.mark.parametrize(("heads", "dim", "least"), [(1, 16, None), (3, 20, -5.0)])
+    def test_delta_rule_with_a_decay_for_each_channel(self, draw, dtype, heads, dim, least, steps):
         width, shape = heads * dim, (heads, dim)
         x = draw.normal(2, LENGTH, 3 * width + heads, dtype=dtype)
         decays = draw.normal(2, LENGTH, width, dtype=dtype)
@@ -65,7 +65,7 @@ class DeltaNetConformance:
             rows = torch.full_like(rows_of(out, step), float("nan"))
             delta_net.delta_rule(
                 rows, *rows_of(x, step).split([3 * width, heads], 1), rows_of(decays, step), logs,
-                biases, run.states, run.requests(step), shape * 2,
+                biases, run.states, run.requests(step), shape * 2, least=least,
             )  # fmt: skip
             put(out, rows, step)
         zeros = torch.zeros(heads, dim, dim, device=draw.device)
@@ -73,7 +73,8 @@ class DeltaNetConformance:
         def wanted(request, end):
             parts = x[request, :end].split([width, width, width, heads], -1)
             own = [each.unflatten(-1, shape) for each in (*parts[:3], decays[request, :end])]
-            return plain.delta_rule(*own[:3], parts[3], own[3], logs, biases.view(shape), zeros)
+            gates = parts[3], own[3], logs, biases.view(shape)
+            return plain.delta_rule(*own[:3], *gates, zeros, least=least)
 
         for request in range(2):
             want, state = wanted(request, LENGTH)

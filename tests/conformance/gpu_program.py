@@ -79,6 +79,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "kimi_linear": LATENT
     | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 8}
     | {"num_experts_per_tok": 3, "linear_num_heads": 2, "linear_head_dim": 32},
+    "bailing_moe_v3": LATENT
+    | {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 8}
+    | {"num_experts_per_tok": 3, "linear_num_heads": 2, "linear_head_dim": 32}
+    | {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 40},
     "step3p5": {"head_dim": 16, "layer_types": LAYER_TYPES, "sliding_window": 5}
     | {"num_sliding_attention_heads": 2, "n_routed_experts": 8, "num_experts_per_tok": 3}
     | {"moe_intermediate_size": 24, "share_expert_dim": 48, "moe_layers_enum": "1"}

@@ -215,11 +215,12 @@ def delta_nets(facts: dict[str, Any], capability: int) -> None:
         delta_net.gated_norm(out, out.clone(), out[0, :value_dim], 1e-6, is_sigmoid)
     wide = empty(4, 8192)  # all heads of MiniMax-Text-01
     delta_net.gated_norm(wide, wide.clone(), wide[0].clone(), 1e-6, is_sigmoid=True)
-    delta_net.delta_rule(
-        out, empty(4, 3 * values), gates[:, :value_heads], out.clone(), logs,
-        empty(values, dtype=torch.float32), states, requests,
-        (value_heads, value_dim, value_heads, value_dim),
-    )  # fmt: skip
+    for least in (None, -5.0):
+        delta_net.delta_rule(
+            out, empty(4, 3 * values), gates[:, :value_heads], out.clone(), logs,
+            empty(values, dtype=torch.float32), states, requests,
+            (value_heads, value_dim, value_heads, value_dim), least=least,
+        )  # fmt: skip
     wide, counters = empty(4, convolved + values + 64), empty(64, dtype=torch.int32)
     for is_tiled in (False, True):
         rates, decays = gates.split(value_heads, 1)

@@ -363,6 +363,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"moe_intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 4}
         | {"linear_head_dim": 32, "linear_num_heads": 2},
     ),
+    "bailing_moe_v3": (
+        "BailingHybrid",
+        {name: LATENT[name] for name in LATENT if name.endswith(("rank", "dim", "heads"))}
+        | {"layer_types": LAYERS, "num_hidden_layers": 4, "first_k_dense_replace": 1}
+        | {"moe_intermediate_size": 32, "num_local_experts": 16, "num_experts_per_tok": 4}
+        | {"n_group": 4, "topk_group": 2, "linear_head_dim": 32, "linear_num_heads": 2},
+    ),
     "minimax": (
         "MiniMax",
         {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
@@ -434,7 +441,7 @@ MAMBAS = (
 """The families with Mamba 1 or 2, some of them beside attention."""
 RECURRENT = (
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "olmo_hybrid"),
-    *("minimax", "lfm2", "lfm2_moe", *MAMBAS),
+    *("bailing_moe_v3", "minimax", "lfm2", "lfm2_moe", *MAMBAS),
 )
 """Those whose layers have states."""
 DENSE = (
@@ -478,7 +485,7 @@ NOT_IN_GGUF = (
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma3n", "gemma4"),
     *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
-    *("mistral4", "nanochat", "falcon_h1", "kimi_linear"),
+    *("mistral4", "nanochat", "falcon_h1", "kimi_linear", "bailing_moe_v3"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid", "minimax"),
@@ -490,7 +497,7 @@ NOT_IN_GGUF = (
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
 LATENTS = (
     *("deepseek_v2", "deepseek_v3", *WITH_INDEXER, "glm4_moe_lite"),
-    *("kimi_linear", "minicpm3", "mistral4", "sarvam_mla"),
+    *("kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "bailing_moe_v3"),
 )
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
@@ -501,6 +508,7 @@ ALIKE = (
     *("deepseek_v2", "gemma2", "glm4_moe", "glm4_moe_lite", "mistral4", "olmo2", "olmoe"),
     *WITH_INDEXER,
     *(
+        "bailing_moe_v3",
         "gemma3n",
         "kimi_linear",
         "minimax",

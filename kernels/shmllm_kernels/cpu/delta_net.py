@@ -55,7 +55,7 @@ def _prepare(operands, piece, thread, num_threads, kind, by_row):
     logs, biases = floats(word(operands, 7)), word(operands, 8)
     keys, values = key_heads * key_dim, value_heads * value_dim
     query_scale = np.float32(1.0) / np.sqrt(np.float32(key_dim))
-    most = float_of_word(word(operands, 12))
+    most, least = float_of_word(word(operands, 12)), float_of_word(word(operands, 13))
     begin, end = rows_of_piece(operands, piece, num_threads)
     for token in range(begin, end):
         row = x + token * stride
@@ -72,7 +72,11 @@ def _prepare(operands, piece, thread, num_threads, kind, by_row):
             growth = exp(min(logs[head], np.float32(80.0)))
             if by_row:
                 for i in range(head * key_dim, (head + 1) * key_dim):
-                    decays[i] = exp(-(growth * softplus(decays[i] + number(biases, i, kind))))
+                    time = decays[i] + number(biases, i, kind)
+                    if least < np.float32(0.0):
+                        decays[i] = exp(least * sigmoid(growth * time))
+                    else:
+                        decays[i] = exp(-(growth * softplus(time)))
             else:
                 time = softplus(decays[head] + number(biases, head, kind))
                 decays[head] = exp(-(growth * time))
@@ -86,11 +90,12 @@ PREPARE = {
 """Kernels by the dtype name of the biases, and by whether each row of S has a decay. In place:
 queries, keys and values become ``silu(x)``; each query and key is divided by its length, and
 queries by sqrt(key_dim); a rate becomes ``most * sigmoid(x)``, and a decay ``exp(-exp(log) *
-softplus(x + bias))``.
+softplus(x + bias))``, or, by rows and if least is below 0, ``exp(least * sigmoid(exp(log) * (x +
+bias)))``.
 
 Operands: address of the number of rows; x, its stride in bytes; key_heads; key_dim; value_heads;
 value_dim; logs float32 [value_heads]; biases; rates, with the stride of x; decays, as many as
-biases, their stride in bytes; most, a number from `word_of_float`.
+biases, their stride in bytes; most and least, numbers from `word_of_float`.
 """
 
 

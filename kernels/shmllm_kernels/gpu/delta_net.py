@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
-from shmllm_kernels.gpu.functions import softplus
+from shmllm_kernels.gpu.functions import sigmoid, softplus
 from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 COLUMNS = 32
@@ -68,8 +68,10 @@ def _delta_rule(
     sharing,
     query_scale,
     most,
+    least,
     eps,
     BY_ROW: tl.constexpr,
+    IS_BOUNDED: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
@@ -108,7 +110,11 @@ def _delta_rule(
         decays = decays_ptr + index * decays_stride
         if BY_ROW:
             times = tl.load(decays + head * key_dim + rows, mask=of_keys, other=0.0).to(tl.float32)
-            decay = tl.exp(growth * softplus(times + bias))[:, None]
+            if IS_BOUNDED:
+                log = least * sigmoid(-growth * (times + bias))
+            else:
+                log = growth * softplus(times + bias)
+            decay = tl.exp(log)[:, None]
         else:
             decay = tl.exp(growth * softplus(tl.load(decays + head).to(tl.float32) + bias))
         state = next_state(state, key, value, rate, decay, most, eps)
@@ -131,6 +137,7 @@ def delta_rule(
     heads: tuple[int, int, int, int],
     is_tiled: bool = False,
     most: float = 1.0,
+    least: float | None = None,
 ) -> None:
     """Writes the outputs of ``reference.delta_net.delta_rule`` for each request.
 
@@ -146,7 +153,7 @@ def delta_rule(
         states: [blocks, value_heads * key_dim * value_dim] float32, with any stride between blocks.
         requests: the requests.
         heads: key_heads, key_dim, value_heads, value_dim.
-        is_tiled, most: see the reference.
+        is_tiled, most, least: see the reference.
 
     One launch a layer. It reads the state of each request once and writes it once, and once more
     for each further block that the step completes. For Qwen3.6-35B-A3B (32 value heads of 128 x
@@ -163,8 +170,9 @@ def delta_rule(
         requests.query_starts, requests.context_lens, requests.block_table,
         x.stride(0), rates.stride(0), decays.stride(0), states.stride(0), out.stride(0),
         requests.block_table.stride(0), requests.interval,
-        key_heads, key_dim, value_dim, sharing, key_dim**-0.5, most, NORM_EPS,
-        BY_ROW=decays.shape[1] > value_heads,
+        key_heads, key_dim, value_dim, sharing, key_dim**-0.5, most,
+        0.0 if least is None else least, NORM_EPS,
+        BY_ROW=decays.shape[1] > value_heads, IS_BOUNDED=least is not None,
         BLOCK_K=next_power_of_two(key_dim), BLOCK_V=columns, num_warps=4,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ def delta_rule(
     state: Tensor,
     is_tiled: bool = False,
     most: float = 1.0,
+    least: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the outputs, [tokens, value_heads, value_dim] of value's dtype, and the state behind
     them.
@@ -38,14 +39,20 @@ def delta_rule(
             follow each other share one.
         most: the factor of the rates' sigmoids; above 1, what a token changes may more than replace
             what the state had for its key.
+        least: the bound of the logarithms of decays by channel, ``least * sigmoid(exp(log) * (decay
+            + bias))``; None: they are ``-exp(log) * softplus(decay + bias)``.
     """
     key_heads, dim = key.shape[1:]
     heads = torch.arange(value.shape[1], device=key.device)
     own = heads % key_heads if is_tiled else heads // (value.shape[1] // key_heads)
     query, key = (_unit(each)[:, own] for each in (query, key))
-    times = F.softplus(decays.float() + biases.float())
+    times = decays.float() + biases.float()
     times = times.reshape(*times.shape[:2], -1)  # one for each channel, or for all of them
-    factors = torch.exp(-logs.float().exp()[:, None] * times)
+    growth = logs.float().exp()[:, None]
+    if least is None:
+        factors = torch.exp(-growth * F.softplus(times))
+    else:
+        factors = torch.exp(least * torch.sigmoid(growth * times))
     strengths = most * rates.float().sigmoid()
     out = []
     for token in range(len(value)):

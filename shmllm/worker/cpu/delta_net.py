@@ -59,11 +59,14 @@ class DeltaNetOps:
         kernel = CONVOLVE[kind_of(net.convolution), spec.taps]
         weights = [spec.convolved_width, net.convolution.data_ptr(), 0]
         self._program.record(kernel, [*requests, *source, *weights], label="convolve")
-        by_row = isinstance(net, KimiDelta)
-        most = 1.0 if isinstance(net, KimiDelta) else net.spec.most_rate
+        by_row, most, least = False, 1.0, 0.0
+        if isinstance(net, KimiDelta):
+            by_row, least = True, net.spec.least_log or 0.0
+        else:
+            most = net.spec.most_rate
         numbers = [net.logs.data_ptr(), net.biases.data_ptr(), rates.data_ptr()]
         operands = [num_tokens, *source, *sizes, *numbers, *_rows(decays)]
-        operands.append(word_of_float(most))
+        operands += [word_of_float(most), word_of_float(least)]
         kernel = PREPARE[kind_of(net.biases), by_row]
         self._program.record(kernel, operands, label="prepare_delta")
         target = [out.data_ptr(), spec.convolution_bytes, sharing, rates.data_ptr()]

@@ -32,6 +32,7 @@ from shmllm_kernels.cpu.latent_attention import (
     split_states_bytes,
 )
 from shmllm_kernels.cpu.latents import ROTATE, STORE_LATENTS
+from shmllm_kernels.cpu.row_factors import GATE
 
 
 class LatentAttentionOps:
@@ -170,6 +171,12 @@ class LatentAttentionOps:
         self._attend(latents, [*ropes, head_bytes], attention)
         self._multiply(latents, spec.rank, attention.value_up, out)
         return out
+
+    def open_heads(self, x: Tensor, gates: Tensor) -> None:
+        """Record the operation `models.ops.Ops.open_heads`."""
+        operands = [x.data_ptr(), x.shape[1], gates.data_ptr(), 4 * gates.stride(0)]
+        operands.append(x.shape[1] // gates.shape[1])
+        self._program.record(GATE["sigmoid"], [self._num_tokens, *operands], label="gate")
 
     def _attend(self, latents: Tensor, ropes: list[int], attention: LatentAttention) -> None:
         """Record the attention of latent queries, which its results replace."""

@@ -316,6 +316,10 @@ class CpuOps:
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self._latents.attend(query, attention)
 
+    def open_heads(self, x: Tensor, gates: Tensor) -> Tensor:
+        self._latents.open_heads(x, gates)
+        return x
+
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         out = self._buffers.attended(net.spec.width)
         self._delta_nets.run(x, net, out)

@@ -335,10 +335,12 @@ class FusedOps:
         self._ops.choose_tokens(self.value(x), self.value(latent), attention)
 
     def attend_to_latents(self, query: Any, attention: LatentAttention) -> Tensor:
-        query = self.value(query)
         x, self._unstored = self._unstored, None
         assert x is not None, "latents come before queries"
-        return self._ops.latents.attend_few(query, x, attention)
+        return self._ops.latents.attend_few(self.value(query), x, attention)
+
+    def open_heads(self, x: Any, gates: Any) -> Tensor:
+        return self._ops.open_heads(self.value(x), self.value(gates))
 
     def delta_net(self, x: Any, net: DeltaNet) -> Tensor:
         return self._ops.recurrent.delta_net_of_few(self.value(x), net)

@@ -310,6 +310,10 @@ class GpuOps:
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self.latents.attend(query, attention)
 
+    def open_heads(self, x: Tensor, gates: Tensor) -> Tensor:
+        x.unflatten(1, (gates.shape[1], -1)).mul_(gates.sigmoid_().unsqueeze(-1))
+        return x
+
     def delta_net(self, x: Tensor, net: DeltaNet) -> Tensor:
         return self.recurrent.delta_net(x, net)
 

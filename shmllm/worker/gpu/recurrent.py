@@ -79,7 +79,8 @@ class RecurrentOps:
         spec = net.spec
         out = self._buffers.mixed(spec.width)[: len(x)]
         rates = x[:, spec.convolved_width :]
-        self._step.launch(partial(self._run_delta_rule, out, x, rates, decays, net, spec.sizes))
+        own = out, x, rates, decays, net, spec.sizes
+        self._step.launch(partial(self._run_delta_rule, *own, least=spec.least_log))
         return out
 
     def gate_heads(self, x: Tensor, gates: Tensor, net: KimiDelta) -> Tensor:
@@ -173,13 +174,14 @@ class RecurrentOps:
         heads: tuple[int, int, int, int],
         is_tiled: bool = False,
         most: float = 1.0,
+        least: float | None = None,
     ) -> None:
         spec, requests, states = net.spec, self._requests, self._cache.states[net.layer]
         mixed = x[:, : spec.convolved_width]
         convolve(mixed, net.convolution, None, states, requests)
         state = states[:, spec.convolution_bytes // states.itemsize :]
         gates = rates, decays, net.logs, net.biases
-        delta_net.delta_rule(out, mixed, *gates, state, requests, heads, is_tiled, most)
+        delta_net.delta_rule(out, mixed, *gates, state, requests, heads, is_tiled, most, least)
 
     def _run_delta_net_of_few(self, out: Tensor, x: Tensor, net: DeltaNet) -> None:
         spec, norm = net.spec, net.norm

@@ -98,6 +98,15 @@ KIMI: dict[str, Any] = LATENT | {
     "linear_head_dim": 16,
     "linear_num_heads": 3,
 }
+LING3: dict[str, Any] = KIMI | {
+    "linear_head_dim": 16,
+    "linear_num_heads": 3,
+    "num_local_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
 ALL_CHOSEN: dict[str, Any] = {
     **{"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 2, "topk_group": 2},
     **{"first_k_dense_replace": 1, "index_topk": 2**31 - 1},
@@ -365,6 +374,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["full_attention", "linear_attention", *["linear_attention"] * 2]},
     ),
     "kimi-linear-all-experts": ("kimi_linear", KIMI | {"num_experts_per_tok": 6}),
+    "ling-3": ("bailing_moe_v3", LING3),
+    "ling-3-queries-of-latents": (
+        "bailing_moe_v3",
+        LING3
+        | {"q_lora_rank": 28, "kda_lower_bound": -2.5, "linear_conv_kernel_dim": 3}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "n_shared_experts": 2}
+        | {"layer_types": [FULL, LINEAR, LINEAR, LINEAR], "norm_topk_prob": False}
+        | {"rope_parameters": MSCALE_ROPE},
+    ),
+    "ling-3-all-experts": (
+        "bailing_moe_v3",
+        LING3
+        | {"num_local_experts": 4, "num_experts_per_tok": 4, "n_group": 2}
+        | {"kda_safe_gate": False},
+    ),
     "jamba": ("jamba", JAMBA),
     "jamba-dense": ("jamba", JAMBA | {"num_experts": 1, "mamba_proj_bias": True}),
     "jamba-all-experts": ("jamba", JAMBA | {"num_experts_per_tok": 6}),
@@ -1147,6 +1171,7 @@ VARIANTS_OF_ROUTERS = {
     "sarvam-moe-all-experts",
     "laguna-all-experts",
     "deepseek-all-experts",
+    "ling-3-all-experts",
     "bailing-moe-v2-all-experts",
     "bailing-moe-all-experts",
     "afmoe-all-experts",
@@ -1266,6 +1291,7 @@ BFLOAT16 = [
     "nanochat",
     "jamba-all-experts",
     "kimi-linear-all-experts",
+    "ling-3-all-experts",
     "mamba",
     "mamba2",
     "nemotron-h-all-experts",

@@ -47,6 +47,7 @@ OF_DEEPSEEK = (
 """The families whose defaults `test_latent_attention` compares."""
 OTHERS = (
     "bailing_moe_v2",
+    "bailing_moe_v3",
     "baichuan",
     "telechat2",
     "bailing_moe",

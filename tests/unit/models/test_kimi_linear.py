@@ -18,6 +18,7 @@ from support.model_helpers import (
     reference_model,
     save,
 )
+from support.module_updates import update_from_modules
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -156,14 +157,5 @@ def test_files_and_modules_have_names_of_their_own(tmp_path: Path) -> None:
     published = load(directory)
     assert torch.equal(our_logits(published, TOKENS), our_logits(model, TOKENS))
 
-    for views in model.named_weights().values():
-        for view in views:
-            view.copy_(torch.full_like(view.clone(), float("nan")))
-    state = {**dict(reference.named_parameters()), **dict(reference.named_buffers())}
-    update = [(name, value.detach()) for name, value in state.items()]
-    assert {name for name, _ in update} <= model.destinations().keys()
-    assert model.written(name for name, _ in update) == set(model.named_weights())
-    for name, value in update:
-        for view in model.destinations()[name]:
-            view.copy_(value)
+    update_from_modules(model, reference)
     assert torch.equal(our_logits(model, TOKENS), our_logits(published, TOKENS))

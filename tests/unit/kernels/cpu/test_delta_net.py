@@ -48,7 +48,7 @@ class Net:
         program, count = KernelProgram(2), np.array([len(x)])
         numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
         numbers += [self.logs.data_ptr(), biases.data_ptr(), *self.gates(rows)]
-        numbers.append(word_of_float(self.most))
+        numbers += [word_of_float(self.most), word_of_float(0.0)]
         program.record(PREPARE[kind, False], numbers)
         program.replay()
         return rows
@@ -197,8 +197,9 @@ class ChannelNet(Net):
     """A net with as many key heads as value heads, of the same width, and a decay for each channel
     of a key. Its rows are queries, keys, values and rates; decays lie elsewhere."""
 
-    def __init__(self, heads: int, dim: int) -> None:
+    def __init__(self, heads: int, dim: int, least: float | None = None) -> None:
         super().__init__(heads, heads, dim, dim)
+        self.least = least
         self.width = 3 * self.keys + heads
         self.biases = torch.randn(self.keys)
 
@@ -207,8 +208,8 @@ class ChannelNet(Net):
         program, count = KernelProgram(2), np.array([len(x)])
         numbers = [count.ctypes.data, rows.data_ptr(), 4 * self.width, *self.sizes]
         numbers += [self.logs.data_ptr(), self.biases.data_ptr(), rows.data_ptr() + 12 * self.keys]
-        one = word_of_float(1.0)
-        program.record(PREPARE["float32", True], [*numbers, own.data_ptr(), 4 * self.keys, one])
+        numbers += [own.data_ptr(), 4 * self.keys, word_of_float(1.0)]
+        program.record(PREPARE["float32", True], [*numbers, word_of_float(self.least or 0.0)])
         program.replay()
         return rows, own
 
@@ -226,17 +227,24 @@ class ChannelNet(Net):
         heads, dim, _, _ = self.sizes
         *parts, rates = x[None].split([self.keys] * 3 + [heads], -1)
         q, k, v = (F.silu(each).view(1, -1, heads, dim) for each in parts)
-        times = F.softplus(decays + self.biases).view(1, -1, heads, dim)
+        times, growth = (decays + self.biases).view(1, -1, heads, dim), self.logs.exp()[:, None]
+        logs = -growth * F.softplus(times)
+        if self.least is not None:
+            logs = self.least * torch.sigmoid(growth * times)
         out, state = kimi.recurrent_kimi_delta_attention(
-            q, k, v, g=-self.logs.exp()[:, None] * times, beta=rates.sigmoid(),
+            q, k, v, g=logs, beta=rates.sigmoid(),
             initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
         return out[0].flatten(1), state[0]
 
 
-@pytest.mark.parametrize("sizes", [(1, 16), (3, 32), (2, 128)])
-def test_a_net_with_decays_by_channel_equals_transformers(sizes: tuple[int, int]) -> None:
-    net = ChannelNet(*sizes)
+@pytest.mark.parametrize(
+    ("sizes", "least"), [((1, 16), None), ((3, 32), -5.0), ((2, 128), None), ((2, 16), -0.1)]
+)
+def test_a_net_with_decays_by_channel_equals_transformers(
+    sizes: tuple[int, int], least: float | None
+) -> None:
+    net = ChannelNet(*sizes, least)
     x, decays = torch.randn(50, net.width), torch.randn(50, net.keys)
     expected, state = net.expected_with(x, decays)
     rows, factors = net.prepared_with(x, decays)

@@ -108,6 +108,7 @@ FAMILIES = (
     "mamba2",
     "falcon_h1",
     "kimi_linear",
+    "bailing_moe_v3",
     "minimax",
     "olmo_hybrid",
     "nemotron_3",
