@@ -118,6 +118,7 @@ ARCHITECTURES: dict[str, str] = {
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",
+    "Lfm3ForCausalLM": "lfm3",
     "Llama4ForCausalLM": "llama4",
     "Llama4ForConditionalGeneration": "llama4",
     "LightOnOCRForConditionalGeneration": "lighton_ocr",

@@ -23,9 +23,9 @@ from shmllm.models.readers import (
     read_layer_types,
     read_num_layers,
     read_positions,
+    read_rope_of_type,
     windows_by_type,
 )
-from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import (
     DenseAndExpertsSpec,
     ExpertActivation,
@@ -118,7 +118,7 @@ def _read_attentions(fields: Fields, types: tuple[str, ...], positions: int) -> 
     attentions = []
     for index, (kind, window) in enumerate(zip(types, windows, strict=True)):
         heads = _heads_of_layer(fields, index, kind, plain)
-        rope = _rope(fields, positions, heads.head_dim, kind)
+        rope = read_rope_of_type(fields, positions, heads.head_dim, kind, _DEFAULT_ROPES)
         joint = is_joint and kind == FULL
         attentions.append(replace(heads, window=window, rope=rope, keys_are_values=joint))
     return attentions
@@ -164,14 +164,6 @@ _DEFAULT_ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-
-
-def _rope(fields: Fields, positions: int, head_dim: int, kind: str) -> RopeConfig:
-    parameters = fields.table("rope_parameters") or _DEFAULT_ROPES
-    if not isinstance(parameters.get(kind), dict):
-        raise fields.error(f"'rope_parameters' must have an object {kind!r}")
-    own = Fields({"rope_parameters": parameters}, fields.where)
-    return RopeConfig.from_fields(own, positions, head_dim, layer_type=kind)
 
 
 def read_kv_sources(fields: Fields, types: tuple[str, ...], num_shared: int) -> list[int | None]:

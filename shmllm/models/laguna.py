@@ -23,9 +23,9 @@ from shmllm.models.readers import (
     read_model,
     read_num_layers,
     read_positions,
+    read_rope_of_type,
     windows_by_type,
 )
-from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
@@ -82,7 +82,11 @@ def _read_experts(fields: Fields) -> MoESpec:
 
 def _read_mixers(fields: Fields, num_layers: int) -> list[AttentionSpec]:
     types = read_layer_types(fields, num_layers) or (FULL,) * num_layers
-    ropes = {kind: _read_rope(fields, kind) for kind in set(types)}
+    positions, head_dim = _positions(fields), fields.integer("head_dim", 128)
+    ropes = {
+        kind: read_rope_of_type(fields, positions, head_dim, kind, _ROPES, partial=1.0)
+        for kind in set(types)
+    }
     windows = windows_by_type(fields, types, fields.integer("sliding_window", 512))
     of_heads = _has_gates_of_heads(fields)
     return [
@@ -124,15 +128,6 @@ def _has_gates_of_heads(fields: Fields) -> bool:
     if types is not None and any(each not in known for each in types):
         raise fields.error(f"'gating_types' other than {wanted!r} are not supported")
     return bool(gating != _OF_ELEMENTS)
-
-
-def _read_rope(fields: Fields, kind: str) -> RopeConfig:
-    parameters = fields.table("rope_parameters") or _ROPES
-    if not isinstance(parameters.get(kind), dict):
-        raise fields.error(f"'rope_parameters' must have an object {kind!r}")
-    own = fields.with_values({"rope_parameters": parameters})
-    head_dim = fields.integer("head_dim", 128)
-    return RopeConfig.from_fields(own, _positions(fields), head_dim, layer_type=kind, partial=1.0)
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

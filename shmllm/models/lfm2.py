@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.mamba_fields import CHANNEL_MULTIPLE, MOST_TAPS
+from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.readers import (
     FULL,
@@ -27,8 +27,10 @@ from shmllm.models.weight_names import renamed
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
-_CONVOLUTION = "conv"
+CONVOLUTION = "conv"
 """The type of layers with a convolution, as in the field ``layer_types``."""
+MOST_TAPS = 8
+"""The most tokens that a gated convolution reads."""
 _OLD_NAMES = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
 """The names of fields in the first files, which have precedence, and today's."""
 
@@ -77,7 +79,7 @@ def read_hybrid(fields: Fields, feed_forwards: Sequence[FeedForwardSpec]) -> Mod
 
 def _read_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
     """Returns ``layer_types``, or what ``full_attn_idxs`` of the first files says."""
-    types = read_layer_types(fields, num_layers, (FULL, _CONVOLUTION))
+    types = read_layer_types(fields, num_layers, (FULL, CONVOLUTION))
     if types is not None:
         return types
     attending = fields.values.get("full_attn_idxs")
@@ -85,7 +87,7 @@ def _read_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
         return (FULL,) * num_layers
     if not isinstance(attending, list) or any(type(index) is not int for index in attending):
         raise fields.error("'full_attn_idxs' must be a list of layers' numbers")
-    return tuple(FULL if index in attending else _CONVOLUTION for index in range(num_layers))
+    return tuple(FULL if index in attending else CONVOLUTION for index in range(num_layers))
 
 
 def _read_attention(fields: Fields, positions: int) -> MixerSpec:
@@ -94,15 +96,24 @@ def _read_attention(fields: Fields, positions: int) -> MixerSpec:
     return replace(attention, rope=rope, qk_norm="head")
 
 
-def _read_convolution(fields: Fields, positions: int) -> MixerSpec:
+def read_convolution(fields: Fields, default_taps: int = 3) -> ShortConvolutionSpec:
+    """Returns a convolution of as many channels as a hidden state has.
+
+    Args:
+        fields: the fields of config.json.
+        default_taps: the default of ``conv_L_cache``.
+    """
     width = fields.integer("hidden_size")
     if width % CHANNEL_MULTIPLE:
         raise fields.error(f"hidden_size ({width}) must be a multiple of {CHANNEL_MULTIPLE}")
-    taps = fields.integer("conv_L_cache", 3, minimum=2, maximum=MOST_TAPS)
+    taps = fields.integer("conv_L_cache", default_taps, minimum=2, maximum=MOST_TAPS)
     return ShortConvolutionSpec(width=width, taps=taps, bias=fields.flag("conv_bias", False))
 
 
-_READERS = {FULL: _read_attention, _CONVOLUTION: _read_convolution}
+_READERS: dict[str, Callable[[Fields, int], MixerSpec]] = {
+    FULL: _read_attention,
+    CONVOLUTION: lambda fields, positions: read_convolution(fields),
+}
 
 
 def _inner(fields: Fields) -> int:

@@ -22,10 +22,10 @@ from shmllm.models.readers import (
     read_model,
     read_num_layers,
     read_positions,
+    read_rope_of_type,
     read_window,
     windows_by_type,
 )
-from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
 
 _ROPES = {
@@ -57,16 +57,11 @@ def _mixers(fields: Fields, num_layers: int) -> Iterable[AttentionSpec]:
     bias = fields.flag("attention_bias", False)
     attention = read_attention(fields, num_kv_heads=4, head_dim=128, bias=bias, output_bias=bias)
     types = read_layer_types(fields, num_layers) or (FULL,) * num_layers
-    ropes = {kind: _rope(fields, attention.head_dim, kind) for kind in set(types)}
+    positions = read_positions(fields, _POSITIONS)
+    ropes = {
+        kind: read_rope_of_type(fields, positions, attention.head_dim, kind, _ROPES, partial=1.0)
+        for kind in set(types)
+    }
     windows = windows_by_type(fields, types, read_window(fields, 1024))
     for kind, window in zip(types, windows, strict=True):
         yield replace(attention, window=window, rope=ropes[kind], qk_norm="head")
-
-
-def _rope(fields: Fields, head_dim: int, kind: str) -> RopeConfig:
-    parameters = fields.table("rope_parameters") or _ROPES
-    if not isinstance(parameters.get(kind), dict):
-        raise fields.error(f"'rope_parameters' must have an object {kind!r}")
-    positions = read_positions(fields, _POSITIONS)
-    own = fields.with_values({"rope_parameters": parameters})
-    return RopeConfig.from_fields(own, positions, head_dim, layer_type=kind, partial=1.0)

@@ -6,7 +6,7 @@ module must not import torch: front ends import it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +92,32 @@ def read_rope_of_windows(
     return RopeConfig.from_fields(
         Fields(own, fields.where), positions, head_dim, layer_type=SLIDING
     )
+
+
+def read_rope_of_type(
+    fields: Fields,
+    positions: int,
+    head_dim: int,
+    layer_type: str,
+    defaults: Mapping[str, Mapping[str, Any]],
+    *,
+    partial: float | None = None,
+) -> RopeConfig:
+    """Returns the rotation that ``rope_parameters`` has for layers of a type.
+
+    Args:
+        fields: the fields of config.json.
+        positions: the largest number of positions.
+        head_dim: the width of a head.
+        layer_type: the type.
+        defaults: the parameters of each type where the field is absent.
+        partial: see `RopeConfig.from_fields`.
+    """
+    parameters = fields.table("rope_parameters") or dict(defaults)
+    if not isinstance(parameters.get(layer_type), dict):
+        raise fields.error(f"'rope_parameters' must have an object {layer_type!r}")
+    own = Fields({"rope_parameters": parameters}, fields.where)
+    return RopeConfig.from_fields(own, positions, head_dim, layer_type=layer_type, partial=partial)
 
 
 def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:

@@ -96,6 +96,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}
     | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention"]}
+    | {"num_hidden_layers": 3, "sliding_window": 5, "head_dim": 16},
     "mamba": {"intermediate_size": 112, "use_bias": True, "state_size": 5},
     "mamba2": {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 20}
     | {"time_step_limit": [0.25, 0.75]},

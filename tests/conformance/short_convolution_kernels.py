@@ -16,7 +16,8 @@ from shmllm_kernels.reference.convolution import convolve_gated
 
 class ShortConvolutionConformance:
     @pytest.mark.parametrize(
-        ("sizes", "steps"), each_once([(2, False, 32), (3, False, 4), (4, True, 3)], STEPS)
+        ("sizes", "steps"),
+        each_once([(2, False, 32), (3, False, 4), (4, True, 3), (7, False, 6)], STEPS),
     )
     def test_outputs_and_states(self, draw, dtype, monkeypatch, sizes, steps) -> None:
         """Also where the tokens of a request are those of several programs."""

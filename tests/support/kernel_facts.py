@@ -131,7 +131,7 @@ FACTS = {
     "scoring._rank_chunks": ROWS,
     "scoring._top_scores": KEPT,
     "single_row_kernel.multiply_single_row": Facts(256),
-    "short_convolution._short_convolution": ROWS,
+    "short_convolution._short_convolution": KEPT,
     "step._rope_tables": ROWS,
     "step._unpack_step": KEPT,
     "threshold_search.narrow_interval": Facts(512, SPILLED_BYTES),

@@ -264,13 +264,13 @@ def mambas(facts: dict[str, Any], capability: int) -> None:
 
 
 def short_convolutions(facts: dict[str, Any], capability: int) -> None:
-    """Launch a convolution of LFM2-1.2B, with and without biases."""
+    """Launch convolutions of LFM2-1.2B and LFM3-1.7B, with and without biases."""
     starts, lengths, table = (empty(*shape, dtype=torch.int32) for shape in ((5,), (4,), (4, 8)))
-    requests, width, taps = Requests(starts, lengths, table, 512), 2048, 3
+    requests, width = Requests(starts, lengths, table, 512), 2048
     facts["is_dependent"] = is_dependent = capability >= 90
-    states = empty(8, (taps - 1) * width, dtype=torch.float32)
-    for dtype in (*HALVES, torch.float32):
-        facts["dtype"] = str(dtype)
+    for dtype, taps in (*((each, 3) for each in (*HALVES, torch.float32)), (torch.bfloat16, 7)):
+        facts |= {"dtype": str(dtype), "taps": taps}
+        states = empty(8, (taps - 1) * width, dtype=torch.float32)
         x, weights = empty(4, 3 * width, dtype=dtype), empty(taps, width, dtype=dtype)
         out = empty(4, width, dtype=dtype)
         for bias in (None, weights[0]):

@@ -392,6 +392,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
         | {"tie_word_embeddings": True},
     ),
+    "lfm3": (
+        "Lfm3",
+        {"layer_types": ["conv", "full_attention", "sliding_attention"], "head_dim": 16}
+        | {"sliding_window": 48, "tie_word_embeddings": True},
+    ),
     "mamba": ("Mamba", {"intermediate_size": 128}),
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32}),
     "nemotron_h": (
@@ -441,7 +446,7 @@ MAMBAS = (
 """The families with Mamba 1 or 2, some of them beside attention."""
 RECURRENT = (
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "olmo_hybrid"),
-    *("bailing_moe_v3", "minimax", "lfm2", "lfm2_moe", *MAMBAS),
+    *("bailing_moe_v3", "minimax", "lfm2", "lfm2_moe", "lfm3", *MAMBAS),
 )
 """Those whose layers have states."""
 DENSE = (
@@ -485,7 +490,7 @@ NOT_IN_GGUF = (
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma3n", "gemma4"),
     *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
-    *("mistral4", "nanochat", "falcon_h1", "kimi_linear", "bailing_moe_v3"),
+    *("mistral4", "nanochat", "falcon_h1", "kimi_linear", "bailing_moe_v3", "lfm3"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid", "minimax"),
@@ -516,6 +521,7 @@ ALIKE = (
         "minicpm3",
         "lfm2",
         "lfm2_moe",
+        "lfm3",
         "qwen3_5_moe",
         "qwen3_moe",
         *MAMBAS,

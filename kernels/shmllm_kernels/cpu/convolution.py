@@ -21,7 +21,7 @@ CHANNELS_AT_ONCE = 256
 """The channels in a piece of work."""
 CHANNEL_MULTIPLE = 16
 """What the number of channels is a multiple of: the lanes of the widest vectors."""
-MOST_TAPS = 4
+MOST_TAPS, MOST_GATED_TAPS = 4, 8
 
 
 @emitted
@@ -109,9 +109,11 @@ def _convolve(operands, piece, thread, num_threads, kind, taps, is_gated):
             position, before, before_stride = end, after, 4 * width
 
 
-_EVERY = [(kind, taps) for kind in KINDS for taps in range(2, MOST_TAPS + 1)]
+def _every(most_taps: int) -> list[tuple[str, int]]:
+    return [(kind, taps) for kind in KINDS for taps in range(2, most_taps + 1)]
 
-CONVOLVE = {key: Kernel(_pieces, _convolve, *key, 0) for key in _EVERY}
+
+CONVOLVE = {key: Kernel(_pieces, _convolve, *key, 0) for key in _every(MOST_TAPS)}
 """Kernels by the dtype name of weights and bias and the number of taps. In place: ``x[t] = bias +
 sum(weights[j] * x[t - taps + 1 + j])`` over j.
 
@@ -124,7 +126,7 @@ Operands: those of `states`, and
     14 bias [channels], or 0
 """
 
-CONVOLVE_GATED = {key: Kernel(_pieces, _convolve, *key, 1) for key in _EVERY}
+CONVOLVE_GATED = {key: Kernel(_pieces, _convolve, *key, 1) for key in _every(MOST_GATED_TAPS)}
 """Kernels by the same. ``out[t] = gate[t] * (bias + sum(weights[j] * x[t - taps + 1 + j]))``, where
 x is the product of input gates and inputs.
 

@@ -11,23 +11,48 @@ launch before, which is the projection: no launch of the step but this one chang
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.convolution import (
-    CHANNELS,
-    MOST_TAPS,
-    Window,
-    load_channels,
-    store_window,
-    weighted_sum,
-)
-from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_behind
+from shmllm_kernels.gpu.convolution import CHANNELS
+from shmllm_kernels.gpu.states import Requests, is_kept, own_states, state_before, state_behind
 
 ROWS = 32
-"""The most tokens of a program."""
+"""The most tokens of a program, at least as many as a convolution reads before one."""
+MOST_TAPS = 8
+
+
+class Channels(NamedTuple):
+    """Some channels of a request.
+
+    Attributes:
+        columns: where they are in a row.
+        inside: which of these there are.
+    """
+
+    columns: Any
+    inside: Any
+
+
+@triton.jit
+def _load_rows(rows_ptr, of, channels, COUNT: tl.constexpr):
+    """Returns some channels of so many rows, float32, as a tuple."""
+    rows = ()
+    for row in tl.static_range(COUNT):
+        x = tl.load(rows_ptr + row * channels + of.columns, mask=of.inside, other=0.0)
+        rows += (x.to(tl.float32),)  # type: ignore[assignment]
+    return rows
+
+
+@triton.jit
+def _store_rows(rows_ptr, rows, of, channels):
+    """Stores some channels of rows."""
+    for row in tl.static_range(len(rows)):
+        tl.store(rows_ptr + row * channels + of.columns, rows[row], mask=of.inside)
 
 
 @triton.jit
@@ -41,23 +66,35 @@ def _gated_input(x_ptr, x_stride, own, token, of, channels):
 
 
 @triton.jit
-def _window_before(x_ptr, x_stride, own, token, of, channels):
-    """Returns the `Window` before a token that has at least three of the step before it."""
-    a = _gated_input(x_ptr, x_stride, own, token - 3, of, channels)
-    b = _gated_input(x_ptr, x_stride, own, token - 2, of, channels)
-    c = _gated_input(x_ptr, x_stride, own, token - 1, of, channels)
-    return Window(a, b, c)
+def _window_before(x_ptr, x_stride, own, token, of, channels, COUNT: tl.constexpr):
+    """Returns the gated inputs of so many tokens before one, all of the step, as a tuple, the
+    oldest first."""
+    window = ()
+    for before in tl.static_range(COUNT):
+        x = _gated_input(x_ptr, x_stride, own, token - COUNT + before, of, channels)
+        window += (x,)  # type: ignore[assignment]
+    return window
 
 
 @triton.jit
-def _store_windows_behind(x_ptr, x_stride, own, first, of, channels, TAPS: tl.constexpr):
-    """Stores the states that are kept behind the tokens from ``first``, at least the third, on."""
+def _store_windows_behind(x_ptr, x_stride, own, first, of, channels, COUNT: tl.constexpr):
+    """Stores the states that are kept behind the tokens from ``first`` on, which have COUNT - 1
+    others of the step before them."""
     last = own.count - 1
     for block in range(own.start // own.interval, (own.start + last) // own.interval + 1):
         token = tl.minimum((block + 1) * own.interval - 1 - own.start, last)
         if token >= first:
-            window = _window_before(x_ptr, x_stride, own, token + 1, of, channels)
-            store_window(state_behind(own, token), window, of, channels, TAPS)
+            window = _window_before(x_ptr, x_stride, own, token + 1, of, channels, COUNT)
+            _store_rows(state_behind(own, token), window, of, channels)
+
+
+@triton.jit
+def _weighted_sum(rows, weights, bias):
+    """Returns the sum of rows times weights, both tuples, added to a bias in their order."""
+    total = bias
+    for row in tl.static_range(len(rows)):
+        total += rows[row] * weights[row]
+    return total
 
 
 @triton.jit
@@ -95,26 +132,32 @@ def _short_convolution(
         if IS_DEPENDENT:
             gdc_wait()
         return
-    of = load_channels(weights_ptr, bias_ptr, own, columns, inside, channels, TAPS, HAS_BIAS)
+    of = Channels(columns, inside)
+    taps = _load_rows(weights_ptr, of, channels, TAPS)
+    bias = tl.zeros(columns.shape, tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + columns, mask=inside, other=0.0)
+    before = Channels(columns, inside & (own.start > 0))
+    window = _load_rows(state_before(own), before, channels, TAPS - 1)
     if IS_DEPENDENT:
         gdc_wait()
 
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    window = of.before
     if first > 0:
-        window = _window_before(x_ptr, x_stride, own, first, of, channels)
+        window = _window_before(x_ptr, x_stride, own, first, of, channels, TAPS - 1)
     for token in range(first, tl.minimum(first + MOST, own.count)):
         x = _gated_input(x_ptr, x_stride, own, token, of, channels)
-        total = weighted_sum(x, window, of.taps).to(dtype).to(tl.float32)
-        window = Window(window.b, window.c, x)
+        window += (x,)
+        total = _weighted_sum(window, taps, bias).to(dtype).to(tl.float32)
+        window = window[1:]
         index = (own.first + token).to(tl.int64)
         gate = tl.load(x_ptr + index * x_stride + channels + columns, mask=inside, other=0.0)
         out = total * gate.to(tl.float32)
         tl.store(out_ptr + index * out_stride + columns, out.to(dtype), mask=inside)
         if (first == 0) & is_kept(own, token):
-            store_window(state_behind(own, token), window, of, channels, TAPS)
+            _store_rows(state_behind(own, token), window, of, channels)
     if first == 0:
-        _store_windows_behind(x_ptr, x_stride, own, MOST, of, channels, TAPS)
+        _store_windows_behind(x_ptr, x_stride, own, MOST, of, channels, TAPS - 1)
 
 
 def short_convolution(
@@ -148,7 +191,7 @@ def short_convolution(
     """
     taps, channels = weights.shape
     num_requests = len(requests.context_lens)
-    assert 2 <= taps <= MOST_TAPS
+    assert 2 <= taps <= min(MOST_TAPS, ROWS + 1)
     assert x.shape[1] == 3 * channels, "x: what the projection returns"
     assert out.shape == (len(x), channels), "out: a row for each token"
     assert x.stride(1) == out.stride(1) == 1, "rows must be contiguous"

@@ -195,6 +195,13 @@ LFM2: dict[str, Any] = {
     "block_ffn_dim_multiplier": 1.3,
     "block_multiple_of": 24,
 }
+LFM3: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", FULL, "conv", SLIDING],
+    "head_dim": 16,
+    "sliding_window": 7,
+    "intermediate_size": 80,
+}
 LFM2_EXPERTS: dict[str, Any] = {
     "layer_types": ["conv", FULL, "conv"],
     "num_dense_layers": 1,
@@ -485,6 +492,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LFM2_EXPERTS
         | {"num_experts_per_tok": 6, "num_dense_layers": 0, "routed_scaling_factor": 2.5}
         | {"use_expert_bias": False, "norm_topk_prob": False},
+    ),
+    "lfm3": ("lfm3", LFM3),
+    "lfm3-biases": (
+        "lfm3",
+        LFM3
+        | {"conv_L_cache": 4, "conv_bias": True, "use_sandwich_norm": False, "norm_eps": 0.1}
+        | {"use_attention_gate": False, "tie_word_embeddings": False, "num_key_value_heads": 6}
+        | {"rope_parameters": {FULL: YARN_ROPE, SLIDING: LLAMA3_ROPE}},
     ),
     "hunyuan": ("hunyuan_v1_dense", {"head_dim": 16}),
     "hunyuan-alpha": (
@@ -1331,6 +1346,7 @@ BFLOAT16 = [
     "granite",
     "lfm2",
     "lfm2-moe-all-experts",
+    "lfm3",
     "helium",
     "llama-yarn",
     "mistral-window",

@@ -71,6 +71,7 @@ OTHERS = (
     "kimi_linear",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "minimax",
     "olmo_hybrid",
     "step3p5",

@@ -75,7 +75,7 @@ def test_the_width_of_mlps_is_transformers(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"conv_L_cache": 5}, "'conv_L_cache' must be an integer of at most 4"),
+        ({"conv_L_cache": 9}, "'conv_L_cache' must be an integer of at most 8"),
         ({"conv_L_cache": 1}, "'conv_L_cache' must be an integer of at least 2"),
         ({"hidden_size": 40, "num_attention_heads": 4, "num_key_value_heads": 4}, "multiple of 16"),
         ({"layer_types": ["conv", "mamba", "conv", "conv"]}, "layer type 'mamba'"),

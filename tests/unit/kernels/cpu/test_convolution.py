@@ -46,9 +46,7 @@ def test_a_convolution_equals_torchs(taps: int, kind: str, has_bias: bool) -> No
     assert torch.equal(results[0][1].view(taps - 1, channels), x[-taps + 1 :])
 
 
-@pytest.mark.parametrize(
-    ("taps", "kind", "has_bias"), diagonal(range(2, MOST_TAPS + 1), KINDS, [False, True])
-)
+@pytest.mark.parametrize(("taps", "kind", "has_bias"), diagonal([2, 3, 4, 7], KINDS, [False, True]))
 def test_a_gated_convolution_equals_transformers(taps: int, kind: str, has_bias: bool) -> None:
     channels, length = 304, 50
     config = Lfm2Config(
