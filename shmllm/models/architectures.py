@@ -115,6 +115,7 @@ ARCHITECTURES: dict[str, str] = {
     "JinaBertModel": "jina_bert",
     "JinaEmbeddingsV3Model": "jina_embeddings_v3",
     "LagunaForCausalLM": "laguna",
+    "LaraMiniForCausalLM": "lara_mini",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",

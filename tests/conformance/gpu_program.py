@@ -93,6 +93,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"layer_types": ["linear_attention", "full_attention"], "linear_attn_alpha_factor": 1.4},
     "olmo_hybrid": {name: DELTA_NET[name] for name in DELTA_NET if name != "head_dim"}
     | {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+    "lara_mini": DELTA_NET
+    | EXPERTS
+    | {"layer_types": ["linear_attention", "sliding_attention", "full_attention"]}
+    | {"num_hidden_layers": 3, "sliding_window": 5, "shared_expert_intermediate_size": 24},
     "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}
     | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},

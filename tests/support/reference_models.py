@@ -382,6 +382,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
     ),
+    "lara_mini": (
+        "LaraMini",
+        DELTA_NET
+        | SHARED_EXPERT
+        | {"layer_types": [*LAYERS[:3], "sliding_attention"], "sliding_window": 48}
+        | {"num_experts": 8, "tie_word_embeddings": True},
+    ),
     "lfm2": (
         "Lfm2",
         {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
@@ -446,7 +453,7 @@ MAMBAS = (
 """The families with Mamba 1 or 2, some of them beside attention."""
 RECURRENT = (
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "olmo_hybrid"),
-    *("bailing_moe_v3", "minimax", "lfm2", "lfm2_moe", "lfm3", *MAMBAS),
+    *("bailing_moe_v3", "lara_mini", "minimax", "lfm2", "lfm2_moe", "lfm3", *MAMBAS),
 )
 """Those whose layers have states."""
 DENSE = (
@@ -490,7 +497,7 @@ NOT_IN_GGUF = (
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma3n", "gemma4"),
     *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
-    *("mistral4", "nanochat", "falcon_h1", "kimi_linear", "bailing_moe_v3", "lfm3"),
+    *("mistral4", "nanochat", "falcon_h1", "kimi_linear", "bailing_moe_v3", "lfm3", "lara_mini"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid", "minimax"),
@@ -514,6 +521,7 @@ ALIKE = (
     *WITH_INDEXER,
     *(
         "bailing_moe_v3",
+        "lara_mini",
         "gemma3n",
         "kimi_linear",
         "minimax",

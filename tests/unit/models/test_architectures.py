@@ -195,6 +195,10 @@ LFM2: dict[str, Any] = {
     "block_ffn_dim_multiplier": 1.3,
     "block_multiple_of": 24,
 }
+LARA: dict[str, Any] = DELTA_EXPERTS | {
+    "layer_types": [LINEAR, SLIDING, FULL, LINEAR],
+    "sliding_window": 7,
+}
 LFM3: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", FULL, "conv", SLIDING],
@@ -478,6 +482,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 6, "gating": "per-element", "num_attention_heads_per_layer": None}
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "tie_word_embeddings": True}
         | {"rope_parameters": {FULL: HALF_YARN, SLIDING: ROPE}},
+    ),
+    "lara-mini": ("lara_mini", LARA),
+    "lara-mini-all-experts": (
+        "lara_mini",
+        LARA
+        | {"num_experts_per_tok": 6, "tie_word_embeddings": False, "attention_bias": True}
+        | {"linear_conv_kernel_dim": 3, "norm_topk_prob": False, "rope_parameters": YARN_ROPE},
     ),
     "lfm2": ("lfm2", LFM2),
     "lfm2-biases": (
@@ -1187,6 +1198,7 @@ VARIANTS_OF_ROUTERS = {
     "laguna-all-experts",
     "deepseek-all-experts",
     "ling-3-all-experts",
+    "lara-mini-all-experts",
     "bailing-moe-v2-all-experts",
     "bailing-moe-all-experts",
     "afmoe-all-experts",
@@ -1347,6 +1359,7 @@ BFLOAT16 = [
     "lfm2",
     "lfm2-moe-all-experts",
     "lfm3",
+    "lara-mini-all-experts",
     "helium",
     "llama-yarn",
     "mistral-window",

@@ -69,6 +69,7 @@ OTHERS = (
     "gemma4",
     "helium",
     "kimi_linear",
+    "lara_mini",
     "lfm2",
     "lfm2_moe",
     "lfm3",
