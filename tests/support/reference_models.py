@@ -368,7 +368,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {name: LATENT[name] for name in LATENT if name.endswith(("rank", "dim", "heads"))}
         | {"layer_types": LAYERS, "num_hidden_layers": 4, "first_k_dense_replace": 1}
         | {"moe_intermediate_size": 32, "num_local_experts": 16, "num_experts_per_tok": 4}
-        | {"n_group": 4, "topk_group": 2, "linear_head_dim": 32, "linear_num_heads": 2},
+        | {"n_group": 4, "topk_group": 2, "linear_head_dim": 16, "linear_num_heads": 2},
     ),
     "minimax": (
         "MiniMax",

@@ -14,6 +14,7 @@ from support.published_configs import SIZES, read
 from transformers import BailingHybridConfig
 
 from shmllm.errors import EngineStartError
+from shmllm.models.decoder import left_out
 from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.models.recurrent_specs import KimiDeltaSpec
 from shmllm.models.specs import MLPSpec, MoESpec
@@ -120,7 +121,7 @@ def test_absent_fields_have_transformers_defaults(tmp_path: Path) -> None:
     assert (experts.num_groups, experts.top_groups) == (expected.n_group, expected.topk_group)
     assert (experts.inner, experts.weight_scale) == (768, expected.routed_scaling_factor)
     assert config.max_position_embeddings == expected.max_position_embeddings
-    assert config.left_out == ("model.layers.6.",)
+    assert left_out(config) == ("model.layers.6.",)
 
 
 def test_published_files(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_published_files(tmp_path: Path) -> None:
     [attention], [experts] = set(config.latent_attentions), set(config.mixtures)
     assert attention.rope.rotary_dim == 64
     assert (experts.num_experts, experts.shared) == (128, MLPSpec(inner=512))
-    assert config.left_out == ()
+    assert left_out(config) == ()
     written = {"rope_theta": 6000000, "rope_type": "default", "partial_rotary_factor": 0.5}
     assert read(tmp_path, NAMES[1], **TINY, rope_parameters=written) == config
 

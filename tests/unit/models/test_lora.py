@@ -96,6 +96,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
         | MLP
         | {"b_proj", "f_a_proj", "f_b_proj", "g_a_proj", "g_b_proj", "kv_a_proj_with_mqa"},
     ),
+    "bailing_moe_v3": (
+        {name: LATENT[name] for name in LATENT if name.endswith(("heads", "rank", "dim"))}
+        | {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "dense"]}
+        | {"layer_types": ["linear_attention", "full_attention"]}
+        | {"linear_num_heads": 3, "linear_head_dim": 16},
+        ATTENTION
+        | MLP
+        | {"b_proj", "f_proj", "g_proj", "kv_a_proj_with_mqa", "q_a_proj", "q_b_proj"},
+    ),
 }
 """Options of each family, and the modules that adapters can change."""
 QUICK = {"llama", "qwen3", "phi3", "qwen2_moe", "qwen3_5", "gpt2"}
