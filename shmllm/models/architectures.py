@@ -11,6 +11,7 @@ ARCHITECTURES: dict[str, str] = {
     "ApertusForCausalLM": "apertus",
     "AquilaForCausalLM": "llama",
     "ArceeForCausalLM": "arcee",
+    "AudioFlamingo3ForConditionalGeneration": "audioflamingo3",
     "AyaVisionForConditionalGeneration": "aya_vision",
     "BaiChuanForCausalLM": "baichuan",
     "BaichuanForCausalLM": "baichuan",
@@ -82,6 +83,7 @@ ARCHITECTURES: dict[str, str] = {
     "Glm46VForConditionalGeneration": "glm46v",
     "Glm4vForConditionalGeneration": "glm4v",
     "Glm4vMoeForConditionalGeneration": "glm4v_moe",
+    "GlmAsrForConditionalGeneration": "glmasr",
     "GlmMoeDsaForCausalLM": "glm_moe_dsa",
     "GlmOcrForConditionalGeneration": "glm_ocr",
     "GotOcr2ForConditionalGeneration": "got_ocr2",
@@ -219,6 +221,7 @@ Other names, such as "Qwen3Model", "Qwen3ForSequenceClassification" and "BertFor
 the family of the same stem."""
 
 TEXT_MODELS: dict[str, tuple[str, ...]] = {
+    "AudioFlamingo3ForConditionalGeneration": ("qwen2",),
     "AyaVisionForConditionalGeneration": ("cohere2", "cohere"),
     "Cohere2VisionForConditionalGeneration": ("cohere2",),
     "Exaone4_5_ForConditionalGeneration": ("exaone4", "exaone4_5_text"),
@@ -231,6 +234,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "Glm46VForConditionalGeneration": ("glm4v_text", "glm4v_moe_text"),
     "Glm4vForConditionalGeneration": ("glm4v_text",),
     "Glm4vMoeForConditionalGeneration": ("glm4v_moe_text",),
+    "GlmAsrForConditionalGeneration": ("llama",),
     "GlmOcrForConditionalGeneration": ("glm_ocr_text",),
     "GotOcr2ForConditionalGeneration": ("qwen2",),
     "Idefics3ForConditionalGeneration": ("llama",),

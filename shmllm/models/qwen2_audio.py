@@ -13,7 +13,7 @@ from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token
 
 AUDIO_TOKEN = 151646
-_TEXT_DEFAULTS: dict[str, Any] = {
+TEXT_DEFAULTS: dict[str, Any] = {
     "vocab_size": 151936,
     "hidden_size": 4096,
     "intermediate_size": 22016,
@@ -23,7 +23,7 @@ _TEXT_DEFAULTS: dict[str, Any] = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    config = qwen2.configure(fields.with_defaults(_TEXT_DEFAULTS))
+    config = qwen2.configure(fields.with_defaults(TEXT_DEFAULTS))
     return replace(config, audio=read_audio(fields, config.vocab_size))
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shmllm.models.audio.audio_flamingo3 import AudioFlamingo
 from shmllm.models.audio.gemma4 import Gemma4Audio
+from shmllm.models.audio.glmasr import GlmAsr
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
 from shmllm.models.audio.qwen3_omni import Qwen3OmniAudio
 from shmllm.models.audio.specs import (
+    AudioFlamingoTower,
     AudioSpec,
     Gemma4AudioTower,
+    GlmAsrTower,
     KeysTower,
     Qwen2_5OmniAudioTower,
     Qwen3OmniAudioTower,
@@ -92,6 +96,8 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     VoxtralTower: Voxtral,
     WhisperTower: Whisper,
     KeysTower: WhisperKeys,
+    AudioFlamingoTower: AudioFlamingo,
+    GlmAsrTower: GlmAsr,
     Gemma4AudioTower: Gemma4Audio,
     Qwen2_5OmniAudioTower: Qwen2_5OmniAudio,
     Qwen3OmniAudioTower: Qwen3OmniAudio,

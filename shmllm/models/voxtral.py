@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmllm.models import llama
-from shmllm.models.audio.fields import read_whisper
+from shmllm.models.audio.fields import in_names_of_whisper, read_whisper
 from shmllm.models.audio.specs import AudioSpec, VoxtralTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
@@ -26,13 +26,6 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e8,
 }
-_NAMES = {
-    "hidden_size": "d_model",
-    "num_hidden_layers": "encoder_layers",
-    "num_attention_heads": "encoder_attention_heads",
-    "intermediate_size": "encoder_ffn_dim",
-}
-"""Other names of fields of ``audio_config``, for those of Whisper."""
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -47,8 +40,7 @@ def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
     audio = whole.section("audio_config", "voxtral_encoder")
     if audio is None:
         return None
-    renamed = {_NAMES.get(name, name): value for name, value in audio.values.items()}
-    audio = audio.with_values(renamed | audio.values)
+    audio = in_names_of_whisper(audio)
     tower = read_whisper(audio, VoxtralTower, num_layers=32, num_heads=20, inner=5120, num_mels=128)
     factor = tower.inner // tower.hidden_size
     if tower.inner != factor * tower.hidden_size or tower.num_positions % factor:

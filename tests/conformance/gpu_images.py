@@ -294,13 +294,15 @@ def encode_sound(directory: Path) -> Encoded:
 
 
 @torch.inference_mode()
-def make_encoded_sound(directory: Path) -> Encoded:
-    model = make_audio_model(directory, "voxtral")
+def make_encoded_sound(directory: Path, name: str) -> Encoded:
+    """A sound whose tower reads the silence behind it."""
+    model = make_audio_model(directory, name)
     samples = np.random.default_rng(1).standard_normal(9000).astype(np.float32)
-    inputs = audio_inputs([samples], "voxtral")["input_features"]
-    wanted = model.get_audio_features(inputs).pooler_output
-    features = inputs[0].T.contiguous().numpy()
-    grid = (len(features), 1, 1)
+    inputs = audio_inputs([samples], name)
+    wanted = model.get_audio_features(**inputs).pooler_output
+    features = inputs["input_features"][0].T.contiguous().numpy()
+    mask = inputs.get("input_features_mask", torch.ones(len(features)))
+    grid = (int(mask.sum()), 1, 1)
     return Encoded(directory, Item(bytes(32), ((0, len(wanted)),), grid, features, "audio"), wanted)
 
 
@@ -317,7 +319,8 @@ def encode_chunks(directory: Path, name: str) -> Encoded:
 
 
 SOUNDS = {
-    "voxtral": make_encoded_sound,
+    "voxtral": partial(make_encoded_sound, name="voxtral"),
+    "glmasr": partial(make_encoded_sound, name="glmasr"),
     "gemma4, a sound": encode_sound,
     "qwen2_5_omni, a sound": partial(encode_chunks, name="qwen2_5_omni"),
     "qwen3_omni_moe, a sound": partial(encode_chunks, name="qwen3_omni_moe"),
@@ -326,7 +329,10 @@ SOUNDS = {
 
 @pytest.fixture(
     scope="module",
-    params=[*EACH_FAMILY, *(slow(name) if "omni" in name else name for name in SOUNDS)],
+    params=[
+        *EACH_FAMILY,
+        *(slow(name) if "omni" in name or name == "glmasr" else name for name in SOUNDS),
+    ],
 )
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     directory = tmp_path_factory.mktemp(request.param)

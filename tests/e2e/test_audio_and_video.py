@@ -45,6 +45,7 @@ NAMES = [
     slow("glm_ocr"),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
     *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
+    *map(slow, ("audioflamingo3", "glmasr")),
 ]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
@@ -55,11 +56,18 @@ SOUNDS = [
 MAKERS: dict[str, Callable[[Path], Any]] = {
     "qwen2_audio": audio_models.make_audio_model,
     "voxtral": partial(audio_models.make_audio_model, name="voxtral"),
-    "qwen3_asr": partial(audio_models.make_audio_model, name="qwen3_asr"),
+    **{
+        name: partial(audio_models.make_audio_model, name=name)
+        for name in ("qwen3_asr", "audioflamingo3", "glmasr")
+    },
     "gemma4": audio_models.make_gemma4,
     "qwen2_5_omni": audio_models.make_omni,
     "qwen3_omni_moe": partial(audio_models.make_omni, name="qwen3_omni_moe"),
 }
+MARKS_OF_DIVIDED = {
+    *("[BEGIN_AUDIO][AUDIO]", "<sound>", "<|begin_of_audio|><|pad|><|end_of_audio|>"),
+}
+"""The marks of models that hear sounds of any length."""
 VIDEOS = [
     RANDOM.integers(0, 256, (8, 80, 100, 3), dtype=np.uint8),
     RANDOM.integers(0, 256, (5, 70, 60, 3), dtype=np.uint8),
@@ -116,7 +124,7 @@ def prompts_with_sounds(llm: LLM) -> list[Any]:
 
     noise, tone, long = SOUNDS
     several = np.concatenate([long, noise, tone, long])
-    longer = [hear("A # b", several)] if mark == "[BEGIN_AUDIO][AUDIO]" else []
+    longer = [hear("A # b", several)] if mark in MARKS_OF_DIVIDED else []
     return [
         *longer,
         hear("Hear # now?", noise),
@@ -181,6 +189,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
         *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
         *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
         *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
+        *map(slow, ("audioflamingo3", "glmasr")),
     ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:

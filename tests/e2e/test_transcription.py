@@ -13,6 +13,7 @@ import soundfile
 import tokenizers
 import torch
 import transformers
+from support.audio_models import make_audio_model
 from support.commands import command
 from support.determinism import said
 from support.one_thread import one_thread
@@ -28,6 +29,8 @@ from support.whisper_models import (
 )
 
 from shmllm import LLM, RequestError, SamplingParams
+from shmllm.frontend.transcription import quality
+from shmllm.frontend.transcription.questions import QUESTIONS
 from shmllm.frontend.transcription.vocabulary import Vocabulary
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -276,3 +279,31 @@ def test_usage(tmp_path: Path, arguments: list[str], message: bytes) -> None:
     done = command("transcribe", *(each.format(sound=path) for each in arguments))
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("glmasr", 9.0), slow("audioflamingo3", 9.0), slow("qwen3_asr", 31.0)]
+)
+def test_models_that_are_asked_answer_for_each_window(
+    name: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transcript of a window is the reply to a message with it."""
+    make_audio_model(tmp_path, name)
+    sounds = [(make_sound(seconds, 5), RATE) for seconds in (2.5, seconds)]
+    with LLM(str(tmp_path), **BASE | {"max_model_len": 1024}) as llm:
+        found = llm.transcribe(sounds, use_tqdm=False)
+        assert [each.error for each in found] == [None, None]
+        assert [each.duration for each in found] == [2.5, seconds]
+        starts = [segment.start for segment in found[1].segments]
+        assert starts == sorted(starts)
+        assert llm.transcribe(sounds[0], use_tqdm=False) == found[:1]
+        monkeypatch.setattr(quality, "LEAST_LOGPROB", -1e9)  # random weights are never sure
+        monkeypatch.setattr(quality, "MOST_COMPRESSION", 1e9)
+        (transcript,) = llm.transcribe(sounds[0], use_tqdm=False)
+        question = QUESTIONS[llm.front_end.info.model_type]
+        (reply,) = llm.chat(
+            question.message(sounds[0]), SamplingParams(temperature=0, max_tokens=72)
+        )
+        assert transcript.text == question.read(reply.outputs[0].text, question.languages)[1]
+        with pytest.raises(RequestError, match="the model translates nothing"):
+            llm.transcribe([], task="translate")

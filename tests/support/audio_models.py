@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,9 @@ from support.vision_families import FAMILIES, TEXT, WHISPER, WHISPER_SETTINGS
 from support.vision_models import draw_weights, make_vision_model, tokenizer_with
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers.models.audioflamingo3.processing_audioflamingo3 import AudioFlamingo3Processor
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
@@ -26,12 +29,24 @@ SECONDS = 3
 AUDIO = WHISPER
 
 
+GLM_ASR = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 200,
+}
+"""Names of its own for the sizes of the encoder."""
+
+
 class AudioFamily(NamedTuple):
     """
     Attributes:
         model: the name of transformers' class, without its end "ForConditionalGeneration".
         text, audio: what config.json has beside TEXT and AUDIO.
         begin, token, end: what stands for a sound.
+        outer: what config.json has beside these.
+        settings: what the feature extractor's settings are beside WHISPER_SETTINGS.
     """
 
     model: str
@@ -40,6 +55,8 @@ class AudioFamily(NamedTuple):
     begin: str
     token: str
     end: str
+    outer: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 AUDIO_FAMILIES = {
@@ -57,8 +74,24 @@ AUDIO_FAMILIES = {
         {"model_type": "qwen3", "head_dim": 16},
         {"output_dim": 64, "n_window_infer": 200, "downsample_hidden_size": 6},
         *("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
+        settings={"feature_extractor_type": "Qwen3ASRFeatureExtractor"},
+    ),
+    "audioflamingo3": AudioFamily(
+        "AudioFlamingo3",
+        {"model_type": "qwen2"},
+        {"model_type": "audioflamingo3_encoder"},
+        *("", "<sound>", ""),
+    ),
+    "glmasr": AudioFamily(
+        "GlmAsr",
+        {"model_type": "llama", "head_dim": 16},
+        GLM_ASR | {"model_type": "glmasr_encoder"},
+        *("<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"),
+        settings={"chunk_length": 4},
     ),
 }
+PROCESSORS = {"audioflamingo3": AudioFlamingo3Processor, "glmasr": GlmAsrProcessor}
+"""Those that divide sounds and prepare each part as one."""
 UNPADDED = {"padding": True, "truncation": False}
 """How the processors of Qwen 3 Omni and Qwen 3 ASR call the extractor."""
 GEMMA4_AUDIO_MELS = 16
@@ -108,15 +141,13 @@ def make_audio_model(
         text_config=TEXT | family.text | {"bos_token_id": None, "eos_token_id": end},
         audio_config=AUDIO | family.audio | audio,
         audio_token_id=token,
-        **({"tie_word_embeddings": False} | (outer or {})),
+        **({"tie_word_embeddings": False, **family.outer, **(outer or {})}),
     )
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
     draw_weights(model, 1.0)
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
-    kind = "Qwen3ASR" if name == "qwen3_asr" else "Whisper"
-    extractor_type = {"feature_extractor_type": f"{kind}FeatureExtractor"}
     for name, content in {
         "generation_config.json": {"eos_token_id": end},
         "tokenizer_config.json": {
@@ -124,7 +155,7 @@ def make_audio_model(
             "eos_token": "<|im_end|>",
             "chat_template": TEMPLATE.replace("MARK", family.begin + family.token + family.end),
         },
-        "preprocessor_config.json": WHISPER_SETTINGS | extractor_type,
+        "preprocessor_config.json": {**WHISPER_SETTINGS, **family.settings},
     }.items():
         (directory / name).write_text(json.dumps(content, indent=2))
     return model
@@ -170,9 +201,10 @@ def gemma4_extractor(**settings: Any) -> Any:
     return Gemma4AudioFeatureExtractor(**{"feature_size": GEMMA4_AUDIO_MELS} | settings)
 
 
-def extractor() -> Any:
-    """transformers' feature extractor of Qwen2-Audio."""
-    sizes = {name: WHISPER_SETTINGS[name] for name in ("feature_size", "chunk_length")}
+def extractor(name: str = "qwen2_audio") -> Any:
+    """transformers' feature extractor of a family that has Whisper's."""
+    settings = {**WHISPER_SETTINGS, **AUDIO_FAMILIES[name].settings}
+    sizes = {name: settings[name] for name in ("feature_size", "chunk_length")}
     return transformers.WhisperFeatureExtractor(**sizes)
 
 
@@ -187,6 +219,8 @@ def audio_inputs(
     """
     if model == "voxtral":
         return {"input_features": _parts_of(sounds)}
+    if model in PROCESSORS:
+        return _parts_apart(sounds, model)
     if model == "gemma4":
         return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
     if model.startswith("qwen3_omni"):
@@ -227,6 +261,17 @@ def _parts_of(sounds: Sequence[npt.NDArray[np.float32]]) -> Tensor:
     most = {"pad_to_multiple_of": SECONDS * RATE, "max_source_positions": SECONDS * 100}
     found: Tensor = processor._retrieve_input_features(sounds, **(given | most))
     return found
+
+
+def _parts_apart(sounds: Sequence[npt.NDArray[np.float32]], name: str) -> dict[str, Tensor]:
+    """As a processor of PROCESSORS makes them."""
+    kind = PROCESSORS[name]
+    processor: Any = object.__new__(kind)
+    processor.feature_extractor, processor.max_audio_len = extractor(name), 600
+    processor.audio_token = AUDIO_FAMILIES[name].token
+    found, texts = processor._process_audio(list(sounds), **kind.audio_kwargs)
+    assert len(texts) == len(sounds)
+    return {each: found[each] for each in ("input_features", "input_features_mask")}
 
 
 @one_thread()

@@ -56,6 +56,7 @@ class AudioProcessor(ItemProcessor[Sound]):
         self._settings = settings
         self._count = placeholder.count
         self._divides, self._fills = placeholder.divides, placeholder.fills
+        self._divides_samples = placeholder.divides_samples
         self._frames_behind = placeholder.frames_behind
 
     @classmethod
@@ -93,19 +94,35 @@ class AudioProcessor(ItemProcessor[Sound]):
     def prepare(
         self, opened: Sound, overrides: Mapping[str, Any] = NO_OVERRIDES, name: str = "the sound"
     ) -> PreparedItem:
-        samples = self._heard(opened, overrides, name)
-        if self._divides:
+        samples, most = self._heard(opened, overrides, name), self._settings.most_samples
+        if self._divides and not self._divides_samples:
             return self._divided(samples)
-        if self._fills:
-            samples = np.pad(samples, (0, self._settings.most_samples - len(samples)))
-        grid = (self._settings.count_frames(len(samples)), 1, 1)
-        count = self._count(grid)
-        if not count:
+        if self._divides:
+            pieces = [samples[first : first + most] for first in range(0, len(samples), most)]
+            parts = [part for piece in pieces if (part := self._prepared(piece)).num_tokens]
+            whole = PreparedItem.of_parts(parts, (len(parts), 1, 1))
+        else:
+            whole = self._prepared(samples)
+        if not whole.num_tokens:
             raise RequestError(
                 f"{name} is too short: it has {len(samples)} samples at {self._settings.rate} Hz"
             )
-        found = _LOG_MEL[type(self._settings)](samples, self._settings)
-        found = found[: grid[0] + self._frames_behind]
+        return whole
+
+    def _prepared(self, samples: Any) -> PreparedItem:
+        """A sound that the tower hears at once. One that is too short has no embeddings."""
+        settings, behind = self._settings, self._frames_behind
+        silence = 0, settings.most_samples - len(samples)
+        if self._fills:
+            samples = np.pad(samples, silence)
+        grid = (settings.count_frames(len(samples)), 1, 1)
+        count = self._count(grid)
+        if not count:
+            return PreparedItem(np.empty(0, np.float32), grid, 0)
+        if behind is None:
+            samples = np.pad(samples, silence)
+        found = _LOG_MEL[type(settings)](samples, settings)
+        found = found[: None if behind is None else grid[0] + behind]
         found.flags.writeable = False
         return PreparedItem(found, grid, count)
 

@@ -209,16 +209,20 @@ class AudioPlaceholder(Placeholder):
         most_frames: the frames of the longest sound, or of each part of one.
         divides: whether a sound may be longer, and is divided into parts of so many frames, of
             which those behind its end are silent.
+        divides_samples: whether it is divided before features are made, so that each part is
+            prepared as a sound of its own.
         fills: whether a sound has so many, of which those behind its end are silent.
         is_optional: whether the model works without sounds.
-        frames_behind: how many frames behind its end the tower reads.
+        frames_behind: how many frames behind its end the tower reads; None: all of the longest
+            sound.
     """
 
     modality: ClassVar[Modality] = "audio"
     divides: ClassVar[bool] = False
+    divides_samples: ClassVar[bool] = False
     fills: ClassVar[bool] = False
     is_optional: ClassVar[bool] = True
-    frames_behind: ClassVar[int] = FRAMES_BEHIND
+    frames_behind: ClassVar[int | None] = FRAMES_BEHIND
 
     num_mels: int
     most_frames: int

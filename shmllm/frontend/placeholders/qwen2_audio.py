@@ -1,4 +1,5 @@
-"""Qwen2-Audio: an audio token for each four frames of features."""
+"""Qwen2-Audio: an audio token for each four frames of features. Audio Flamingo 3 and GLM-ASR, whose
+sounds have parts."""
 
 from __future__ import annotations
 
@@ -13,26 +14,64 @@ from shmllm.params.items import Grid
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2AudioPlaceholder(AudioPlaceholder):
-    """Of transformers' `Qwen2AudioProcessor`."""
+    """Of transformers' `Qwen2AudioProcessor`.
+
+    Attributes:
+        DEFAULT_ID: the token that stands for an embedding, where config.json names none.
+        BEGIN, TOKEN, END: the texts of the tokens of a sound, where the tokenizer names none.
+        POSITIONS: the field of ``audio_config`` with the positions of the tower.
+    """
 
     DEFAULT_ID: ClassVar[int] = 151646
+    BEGIN: ClassVar[str] = "<|audio_bos|>"
+    TOKEN: ClassVar[str] = "<|AUDIO|>"
+    END: ClassVar[str] = "<|audio_eos|>"
+    POSITIONS: ClassVar[str] = "max_source_positions"
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         audio = config.table("audio_config")
-        text = texts.get("audio_token", "<|AUDIO|>")
+        text = texts.get("audio_token", cls.TOKEN)
         names = "audio_token_id", "audio_token_index"
         token = config.integer(*names, default=cls.DEFAULT_ID, minimum=0)
-        begin = texts.get("audio_bos_token", "<|audio_bos|>")
-        end = texts.get("audio_eos_token", "<|audio_eos|>")
+        begin = texts.get("audio_bos_token", cls.BEGIN)
+        end = texts.get("audio_eos_token", cls.END)
         return cls(
             **one_token(text, token, mark=f"{begin}{text}{end}"),
             num_mels=audio.integer("num_mel_bins", default=128),
-            most_frames=2 * audio.integer("max_source_positions", default=1500),
+            most_frames=2 * audio.integer(cls.POSITIONS, default=1500),
         )
 
     def count(self, grid: Grid) -> int:
         return (grid[0] + 1) // 2 // 2
 
     def expansion(self, item: PreparedItem) -> str:
-        return self.token * self.count(item.grid)
+        return self.token * item.num_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioFlamingoPlaceholder(Qwen2AudioPlaceholder):
+    """Of transformers' `AudioFlamingo3Processor`."""
+
+    divides: ClassVar[bool] = True
+    divides_samples: ClassVar[bool] = True
+    DEFAULT_ID: ClassVar[int] = 151669
+    BEGIN: ClassVar[str] = ""
+    TOKEN: ClassVar[str] = "<sound>"
+    END: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmAsrPlaceholder(AudioFlamingoPlaceholder):
+    """Of transformers' `GlmAsrProcessor`; chat templates write the tokens around a sound. The tower
+    reads the silence behind a part, too."""
+
+    frames_behind: ClassVar[int | None] = None
+    DEFAULT_ID: ClassVar[int] = 59260
+    BEGIN: ClassVar[str] = "<|begin_of_audio|>"
+    TOKEN: ClassVar[str] = "<|pad|>"
+    END: ClassVar[str] = "<|end_of_audio|>"
+    POSITIONS: ClassVar[str] = "max_position_embeddings"
+
+    def count(self, grid: Grid) -> int:
+        return (grid[0] + 1) // 2 // 4

@@ -50,7 +50,7 @@ class OmniVideoPlaceholder(QwenVideoPlaceholder):
 class OmniAudioPlaceholder(Qwen2AudioPlaceholder):
     """The tower computes chunks, and the feature extractor decides how long a sound is."""
 
-    frames_behind: ClassVar[int] = 0
+    frames_behind: ClassVar[int | None] = 0
     MOST_FRAMES: ClassVar[int] = 30_000
 
     @classmethod

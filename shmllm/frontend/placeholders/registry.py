@@ -49,7 +49,11 @@ from shmllm.frontend.placeholders.llava import (
 from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
-from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
+from shmllm.frontend.placeholders.qwen2_audio import (
+    AudioFlamingoPlaceholder,
+    GlmAsrPlaceholder,
+    Qwen2AudioPlaceholder,
+)
 from shmllm.frontend.placeholders.qwen_omni import (
     Omni3AudioPlaceholder,
     Omni3Placeholder,
@@ -73,12 +77,14 @@ from shmllm.frontend.placeholders.whisper import WhisperPlaceholder
 from shmllm.params.items import Modality
 
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
+    "AudioFlamingo3ForConditionalGeneration": (AudioFlamingoPlaceholder,),
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
     "Glm4vForConditionalGeneration": (Glm4vPlaceholder, Glm4vVideoPlaceholder),
     "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder, Glm4vMoeVideoPlaceholder),
+    "GlmAsrForConditionalGeneration": (GlmAsrPlaceholder,),
     "GlmOcrForConditionalGeneration": (GlmOcrPlaceholder, GlmOcrVideoPlaceholder),
     "GotOcr2ForConditionalGeneration": (GotOcr2Placeholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.progress import PartProgress, Shown
 from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import Prompt
-from shmllm.frontend.transcription.transcriber import OnDone, Part, Transcriber
+from shmllm.frontend.transcription.asker import MOST_SECONDS, Asker
+from shmllm.frontend.transcription.questions import QUESTIONS, Question
+from shmllm.frontend.transcription.rounds import OnDone, Part
+from shmllm.frontend.transcription.transcriber import Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary
 from shmllm.frontend.transcription.windows import divide
 from shmllm.outputs.request import RequestOutput
@@ -49,7 +53,8 @@ class TranscriptionCalls:
         timestamps: bool = True,
         use_tqdm: Shown = True,
     ) -> list[Transcript]:
-        """Write down what is said in sounds of any length, with a model like Whisper.
+        """Write down what is said in sounds of any length, with a model like Whisper, or one that
+        is asked for transcripts, such as Qwen3-ASR.
 
         Long sounds are cut where they are quiet, and all parts of all sounds run together. A part
         is transcribed again, at higher temperatures, if its text repeats itself or is unlikely, and
@@ -58,10 +63,10 @@ class TranscriptionCalls:
         Args:
             sounds: one or several: paths of files, their bytes, or (samples, rate).
             language: the code of the language that is spoken, such as "de"; None finds out that of
-                each sound by its first half minute.
+                each sound, by its first half minute; "" if it says nothing of that.
             task: "transcribe", or "translate" into English.
-            timestamps: whether the model divides the text into segments with times; otherwise each
-                part of up to half a minute is one.
+            timestamps: whether a model like Whisper divides the text into segments with times;
+                otherwise each part of up to half a minute is one.
             use_tqdm: show a progress bar on stderr, or by a function such as `tqdm`.
 
         Returns:
@@ -71,48 +76,120 @@ class TranscriptionCalls:
             RequestError: the model writes no transcripts, an argument is wrong, or a sound cannot
                 be read; nothing was queued.
         """
-        info = self.front_end.info
-        if not info.items.num_encoded:
+        info, tokenizer = self.front_end.info, self.front_end.tokenizer
+        question = _question_of(info)
+        if task not in TASKS:
             raise RequestError(
-                "the model writes no transcripts: pass one like Whisper, such as "
-                "model='openai/whisper-small'"
+                f"task must be one of {', '.join(TASKS)}, not {task!r}", parameter="task"
             )
-        if info.logprobs_mode != _MODE:
-            raise RequestError(
-                f"transcripts are judged by log-probabilities of the model: start the engine with "
-                f"logprobs_mode={_MODE!r} instead of {info.logprobs_mode!r}"
-            )
-        tokenizer = self.front_end.tokenizer
-        vocabulary = Vocabulary.of(tokenizer.added_tokens, Path(info.model_directory))
-        _check(vocabulary, language, task)
-        items, rate = self.front_end.items, 0
-        wholes: list[list[Part]] = []
-        lengths: list[float] = []
+        most_seconds = self.front_end.items.most_seconds
+        write: Callable[[list[_Sound], OnDone], None]
+        if question is None:
+            vocabulary = Vocabulary.of(tokenizer.added_tokens, Path(info.model_directory))
+            _check(vocabulary, language, task)
+            write = partial(self._write, vocabulary, language, task, timestamps)
+        else:
+            question.check(language, task)
+            write = partial(self._ask, question, language)
+            most_seconds = min(most_seconds, MOST_SECONDS)
+        opened = self._opened(sounds, language, most_seconds)
+        with _shown(sum(len(each.parts) for each in opened), use_tqdm) as on_done:
+            write(opened, on_done)
+        return [_joined(each) for each in opened]
+
+    def _opened(
+        self, sounds: Sound | Sequence[Sound], language: str | None, most_seconds: int
+    ) -> list[_Sound]:
+        """Decode sounds, and divide them into parts."""
+        found = []
         for number, sound in enumerate(_as_list(sounds)):
-            opened = open_sound(items, _name(number, sound), sound)
-            rate, most_seconds = opened.rate, items.most_seconds
-            windows = divide(opened.samples, rate, most_seconds)
-            wholes.append([Part(window, language or "") for window in windows])
-            lengths.append(opened.seconds)
+            opened = open_sound(self.front_end.items, _name(number, sound), sound)
+            windows = divide(opened.samples, opened.rate, most_seconds)
+            parts = [Part(window, language or "") for window in windows]
+            found.append(_Sound(parts, opened.seconds, opened.rate))
+        return found
 
-        def run(prompts: list[Prompt], params: Any, on_done: OnDone) -> list[RequestOutput]:
-            found: list[RequestOutput] = self.generate(
-                prompts, params, use_tqdm=lambda **_: _Counter(on_done)
-            )
-            return found
+    def _write(
+        self,
+        vocabulary: Vocabulary,
+        language: str | None,
+        task: str,
+        timestamps: bool,
+        sounds: list[_Sound],
+        on_done: OnDone,
+    ) -> None:
+        """Transcribe sounds by the tokens of a model like Whisper."""
+        if not sounds:
+            return
+        items = self.front_end.items
+        decode = partial(self.front_end.tokenizer.decode, skip_special_tokens=True)
+        step = items.most_seconds / self.front_end.info.items.most_embeds
+        transcriber = Transcriber(
+            vocabulary, decode, self._completed, sounds[0].rate, step, on_done
+        )
+        if language is None and vocabulary.languages:
+            transcriber.find_languages([sound.parts[0] for sound in sounds])
+            for sound in sounds:
+                first, *others = sound.parts
+                for part in others:
+                    part.language, part.error = first.language, first.error
+        transcriber.transcribe(_all_parts(sounds), task, timestamps)
 
-        every = [part for parts in wholes for part in parts]
-        decode = partial(tokenizer.decode, skip_special_tokens=True)
-        step = items.most_seconds / info.items.most_embeds
-        with _shown(len(every), use_tqdm) as on_done:
-            transcriber = Transcriber(vocabulary, decode, run, rate, step, on_done)
-            if language is None and vocabulary.languages:
-                transcriber.find_languages([parts[0] for parts in wholes])
-                for first, *others in wholes:
-                    for part in others:
-                        part.language, part.error = first.language, first.error
-            transcriber.transcribe(every, task, timestamps)
-        return [_joined(parts, length) for parts, length in zip(wholes, lengths, strict=True)]
+    def _ask(
+        self, question: Question, language: str | None, sounds: list[_Sound], on_done: OnDone
+    ) -> None:
+        """Transcribe sounds by messages."""
+        if not sounds:
+            return
+        render = self.front_end.chat_prompt
+        encode = partial(self.front_end.tokenizer.encode, add_special_tokens=False)
+        rate = sounds[0].rate
+        asker = Asker(question, language, render, encode, self._completed, rate, on_done)
+        asker.run(_all_parts(sounds))
+
+    def _completed(self, prompts: list[Prompt], params: Any, done: OnDone) -> list[RequestOutput]:
+        found: list[RequestOutput] = self.generate(
+            prompts, params, use_tqdm=lambda **_: _Counter(done)
+        )
+        return found
+
+
+class _Sound(NamedTuple):
+    """A sound, which is divided.
+
+    Attributes:
+        parts: its parts, in order.
+        seconds: its length.
+        rate: samples in a second.
+    """
+
+    parts: list[Part]
+    seconds: float
+    rate: int
+
+
+def _all_parts(sounds: list[_Sound]) -> list[Part]:
+    return [part for sound in sounds for part in sound.parts]
+
+
+def _question_of(info: EngineInfo) -> Question | None:
+    """How a model is asked for transcripts; None: it is one like Whisper.
+
+    Raises:
+        RequestError: it writes none, or not so that they can be judged.
+    """
+    question = QUESTIONS.get(info.model_type) if "audio" in info.items.modalities else None
+    if not info.items.num_encoded and question is None:
+        raise RequestError(
+            "the model writes no transcripts: pass one like Whisper, such as "
+            "model='openai/whisper-small'"
+        )
+    if info.logprobs_mode != _MODE:
+        raise RequestError(
+            f"transcripts are judged by log-probabilities of the model: start the engine with "
+            f"logprobs_mode={_MODE!r} instead of {info.logprobs_mode!r}"
+        )
+    return question
 
 
 @dataclass(frozen=True)
@@ -139,10 +216,12 @@ def _shown(total: int, shown: Shown) -> Iterator[OnDone]:
         yield progress.add
 
 
-def _joined(parts: Sequence[Part], duration: float) -> Transcript:
+def _joined(sound: _Sound) -> Transcript:
+    parts = sound.parts
     segments: list[Segment] = [segment for part in parts for segment in part.segments]
     error = next((part.error for part in parts if part.error is not None), None)
-    return Transcript(parts[0].language, round(duration, 3), segments, error)
+    language = next((part.language for part in parts if part.language), "")
+    return Transcript(language, round(sound.seconds, 3), segments, error)
 
 
 def _as_list(sounds: Sound | Sequence[Sound]) -> Sequence[Sound]:
@@ -191,10 +270,6 @@ def open_sound(items: PromptItems, name: str, sound: Sound) -> OpenedSound:
 
 def _check(vocabulary: Vocabulary, language: str | None, task: str) -> None:
     """Raises RequestError if the model does not know a language or a task."""
-    if task not in TASKS:
-        raise RequestError(
-            f"task must be one of {', '.join(TASKS)}, not {task!r}", parameter="task"
-        )
     if task not in vocabulary.tasks and task != TASKS[0]:
         raise RequestError("the model knows one language and translates nothing", parameter="task")
     if language is None:

@@ -18,9 +18,9 @@ MOST_NO_SPEECH = 0.6
 """If the tokens are less likely than LEAST_LOGPROB, from this probability on nobody speaks."""
 
 
-def mean_logprob(output: CompletionOutput, first_time: int) -> float:
+def mean_logprob(output: CompletionOutput, first_time: float = math.inf) -> float:
     """The mean log-probability of an output's tokens of text, as the model gave them; 0 without
-    any. Timestamps are left out, which rules may have forced."""
+    any. Timestamps are left out, which rules may have forced: the tokens from `first_time` on."""
     pairs = zip(output.token_ids, output.logprobs or (), strict=True)
     found: list[float] = [
         alternatives[token].logprob for token, alternatives in pairs if token < first_time

@@ -1,47 +1,20 @@
-"""Transcribes the windows of sounds, again those whose transcripts are not good enough."""
+"""Transcribes the windows of sounds by the tokens of Whisper."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.transcription import quality
+from shmllm.frontend.transcription.rounds import ABORTED, AT_ONCE, Generate, OnDone, Part, Rounds
 from shmllm.frontend.transcription.segments import segments_of
 from shmllm.frontend.transcription.vocabulary import Vocabulary
-from shmllm.frontend.transcription.windows import Window
-from shmllm.outputs.request import CompletionOutput, RequestOutput
-from shmllm.outputs.transcription import Segment
+from shmllm.outputs.request import CompletionOutput
 from shmllm.params.sampling import SamplingParams
 
-OnDone = Callable[[int], None]
-Generate = Callable[[list[Prompt], list[SamplingParams], OnDone], list[RequestOutput]]
-ABORTED = "the engine aborted a request"
-AT_ONCE = 256
-"""How many parts are prepared at a time: the features of one take about a megabyte."""
 
-
-@dataclass(slots=True)
-class Part:
-    """A window of a sound, and what becomes of it.
-
-    Attributes:
-        window: the window.
-        language: the code of the sound's language.
-        segments: what is said in it.
-        logprob: the mean log-probability of the text.
-        error: why there is no transcript; None: there is, or it is not here yet.
-    """
-
-    window: Window
-    language: str = ""
-    segments: list[Segment] = field(default_factory=list)
-    logprob: float = 0.0
-    error: str | None = None
-
-
-class Transcriber:
+class Transcriber(Rounds):
     """
     Args:
         vocabulary: the model's special tokens.
@@ -62,13 +35,13 @@ class Transcriber:
         step: float,
         on_done: OnDone,
     ) -> None:
+        super().__init__(generate, on_done)
         self._vocabulary = vocabulary
         self._decode = decode
-        self._generate = generate
         self._rate = rate
         self._step = step
-        self._on_done = on_done
         self._language_of = {token: name for name, token in vocabulary.languages.items()}
+        self._task, self._timestamps = "", True
 
     def find_languages(self, parts: Sequence[Part]) -> None:
         """Set the languages that parts are most likely to have."""
@@ -89,64 +62,36 @@ class Transcriber:
             task: "transcribe" or "translate".
             timestamps: whether the model divides a part into segments.
         """
-        for first in range(0, len(parts), AT_ONCE):
-            some = parts[first : first + AT_ONCE]
-            left = [part for part in some if part.error is None]
-            self._on_done(len(some) - len(left))
-            for temperature in quality.TEMPERATURES:
-                left = self._transcribe(left, task, timestamps, temperature)
-                self._on_done(-len(left))
+        self._task, self._timestamps = task, timestamps
+        self.run(parts)
 
-    def _transcribe(
-        self, parts: list[Part], task: str, timestamps: bool, temperature: float
-    ) -> list[Part]:
-        """Transcribe parts at a temperature. Returns those that are to be transcribed again."""
-        if not parts:
-            return []
-        outputs = self._run(parts, task, timestamps, temperature)
-        is_last = temperature == quality.TEMPERATURES[-1]
-        doubtful = [
-            part
-            for part, output in zip(parts, outputs, strict=True)
-            if not self._take(part, output, timestamps, is_last)
+    def _prompts(self, parts: Sequence[Part]) -> list[Prompt]:
+        task, timestamps = self._task, self._timestamps
+        return [
+            self._prompt(part, self._vocabulary.prompt(part.language, task, timestamps))
+            for part in parts
         ]
-        is_first = temperature == quality.TEMPERATURES[0]
-        return self._without_silent(doubtful) if is_first else doubtful
 
-    def _run(
-        self, parts: Sequence[Part], task: str, timestamps: bool, temperature: float
-    ) -> list[RequestOutput]:
-        params = SamplingParams(
+    def _params(self, part: Part, temperature: float) -> SamplingParams:
+        return SamplingParams(
             temperature=temperature,
             seed=0,
             max_tokens=None,
             logprobs=0,
             detokenize=False,
-            extra_args={"transcription": self._vocabulary.rules(timestamps)},
+            extra_args={"transcription": self._vocabulary.rules(self._timestamps)},
         )
-        prompts = [
-            self._prompt(part, self._vocabulary.prompt(part.language, task, timestamps))
-            for part in parts
-        ]
-        return self._generate(prompts, [params] * len(prompts), self._on_done)
 
-    def _take(self, part: Part, request: RequestOutput, timestamps: bool, is_last: bool) -> bool:
-        """Set the segments of a part. Returns whether its transcript is good enough."""
-        (output,) = request.outputs
-        if output.finish_reason in ("abort", "error"):
-            part.error = request.error or ABORTED
-            return True
+    def _read(self, part: Part, output: CompletionOutput) -> None:
         vocabulary, samples = self._vocabulary, part.window.samples
         tokens = output.token_ids
-        if not timestamps:
+        if not self._timestamps:
             tokens = [token for token in tokens if token < vocabulary.first_time]
         part.segments = segments_of(
             tokens, vocabulary, self._decode, part.window.start,
             len(samples) / self._rate, self._step,
         )  # fmt: skip
-        text = " ".join(segment.text for segment in part.segments)
         part.logprob = quality.mean_logprob(output, vocabulary.first_time)
-        return is_last or quality.is_good(part.logprob, text)
 
     def _without_silent(self, parts: list[Part]) -> list[Part]:
         """The parts in which somebody speaks. The others, of whose text the model is not sure, lose

@@ -10,6 +10,13 @@ from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
 
 Tower = TypeVar("Tower", bound=WhisperTower)
+NAMES_OF_WHISPER = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+}
+"""Other names of fields of ``audio_config``, for those of Whisper."""
 _POSITIONS = 13
 """Those of a chunk of a sound, which transformers' counts of embeddings assume."""
 
@@ -55,6 +62,12 @@ def read_convolved(
         fills=fills,
         has_projector=has_projector,
     )
+
+
+def in_names_of_whisper(audio: Fields) -> Fields:
+    """Returns fields under the names that Whisper has for them; those that are there win."""
+    renamed = {NAMES_OF_WHISPER.get(name, name): value for name, value in audio.values.items()}
+    return audio.with_values(renamed | audio.values)
 
 
 def read_whisper(

@@ -15,7 +15,7 @@ from torch import Tensor
 from shmllm.models.audio.convolutions import KERNEL, convolve
 from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import Qwen2_5OmniAudioTower
-from shmllm.models.audio.whisper import ENCODER, EPS, WhisperLayer
+from shmllm.models.audio.whisper import ENCODER, EPS, WhisperLayer, means_of_pairs
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.specs import Grid
@@ -54,8 +54,7 @@ class Qwen2_5OmniAudio(Tower):
         chunks = inputs[: frames // size * size].unflatten(0, (-1, size))
         parts = [*chunks.split(spec.chunks_at_once), inputs[None, frames // size * size :]]
         x = torch.cat([self._encode(part) for part in parts if part.numel()])
-        pairs = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).mean(1)
-        return self._project(self._norm(pairs))
+        return self._project(self._norm(means_of_pairs(x)))
 
     def _encode(self, chunks: Tensor) -> Tensor:
         """Returns what the layers compute of chunks of equal length, [chunks, frames, num_mels] ->

@@ -183,6 +183,46 @@ class VoxtralTower(WhisperTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AudioFlamingoTower(WhisperTower):
+    """The encoder of Whisper, means of pairs of its results, a norm and two projections.
+
+    Attributes:
+        projector_activation: the activation between the projections.
+        projector_bias: whether the projections have biases.
+    """
+
+    projector_activation: VisionActivation = "gelu"
+    projector_bias: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlmAsrTower(WhisperTower):
+    """The encoder of Whisper with rotations in place of its table of positions, a norm, and two
+    projections of several of its results together. It reads the silence behind a sound, too.
+
+    Attributes:
+        rotary_dim: the elements of a head that are rotated.
+        theta: the base of the wavelengths of rotations.
+        projector_activation: the activation between the projections.
+    """
+
+    rotary_dim: int
+    theta: float
+    projector_activation: VisionActivation = "gelu"
+
+    @property
+    def factor(self) -> int:
+        """How many results become an embedding."""
+        return self.inner // self.hidden_size
+
+    def num_embeddings(self, frames: int) -> int:
+        return num_positions(frames) // self.factor
+
+    def num_inputs(self, frames: int) -> int:
+        return self.most_frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen2_5OmniAudioTower(WhisperTower):
     """The layers of Whisper's encoder, which attend within chunks of a sound; positions begin anew
     in each. Means of pairs of the results, a norm and a projection follow.

@@ -1,10 +1,14 @@
 """Whisper's encoder (Radford et al., 2022): the tower of Qwen 2 Audio, and of Whisper itself.
+Towers of others have its layers.
 
 transformers pads every sound to the longest one and masks what is behind it. Here it is not there:
 the results are those of the positions that are not masked.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +23,22 @@ from shmllm.models.vision.specs import Grid
 
 ENCODER, PROJECTOR, DECODER = "audio_tower.", "multi_modal_projector.", "model.decoder."
 EPS = 1e-5
+
+
+class LayerNames(NamedTuple):
+    """What the weights of a layer are called: the norms before attention and MLP, and the last
+    projections of both."""
+
+    before_attention: str
+    before_mlp: str
+    out: str
+    up: str
+    down: str
+
+
+OF_WHISPER = LayerNames(
+    "self_attn_layer_norm", "final_layer_norm", "self_attn.out_proj", "fc1", "fc2"
+)
 
 
 class WhisperEncoder(Tower):
@@ -65,9 +85,7 @@ class Whisper(WhisperEncoder):
 
     def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
         """See `WhisperEncoder.encode`."""
-        x = self.encode(inputs, grid)
-        pairs = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).mean(1)
-        return self._project(self._norm(pairs))
+        return self._project(self._norm(means_of_pairs(self.encode(inputs, grid))))
 
 
 class WhisperKeys(WhisperEncoder):
@@ -105,16 +123,22 @@ class WhisperLayer:
         prefix: of the weights' names, such as "audio_tower.layers.0".
         tower: owns the weights.
         key_bias: whether the projection to keys has a bias.
+        names: of its weights.
     """
 
     def __init__(
-        self, spec: WhisperTower, prefix: str, tower: Tower, key_bias: bool = False
+        self,
+        spec: WhisperTower,
+        prefix: str,
+        tower: Tower,
+        key_bias: bool = False,
+        names: LayerNames = OF_WHISPER,
     ) -> None:
         width = spec.hidden_size
         self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
         self._norms = [
-            tower.make_layer_norm(f"{prefix}.{name}_layer_norm", width, EPS)
-            for name in ("self_attn", "final")
+            tower.make_layer_norm(f"{prefix}.{name}", width, EPS)
+            for name in (names.before_attention, names.before_mlp)
         ]
         self._qkv = [
             tower.make_dense(
@@ -122,18 +146,34 @@ class WhisperLayer:
             )
             for name in "qkv"
         ]
-        self._out = tower.make_dense(f"{prefix}.self_attn.out_proj", width, width)
-        self._up = tower.make_dense(f"{prefix}.fc1", spec.inner, width)
-        self._down = tower.make_dense(f"{prefix}.fc2", width, spec.inner)
+        self._out = tower.make_dense(f"{prefix}.{names.out}", width, width)
+        self._up = tower.make_dense(f"{prefix}.{names.up}", spec.inner, width)
+        self._down = tower.make_dense(f"{prefix}.{names.down}", width, spec.inner)
 
-    def __call__(self, x: Tensor, num_parts: int = 1) -> Tensor:
-        """Runs the layer: [positions, width] -> [positions, width]. Positions attend within parts
-        of equal length."""
+    def __call__(
+        self, x: Tensor, num_parts: int = 1, rotate: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Runs the layer: [positions, width] -> [positions, width].
+
+        Args:
+            x: the positions.
+            num_parts: positions attend within so many parts of equal length.
+            rotate: what becomes of queries and keys, [parts, places, heads, head_dim].
+        """
         normed, places = self._norms[0](x), len(x) // num_parts
         q, k, v = (dense(normed).view(num_parts, places, self._heads, -1) for dense in self._qkv)
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
         x = x + self._out(attend(q, k, v).reshape(x.shape))
         x = x + self._down(self._activation(self._up(self._norms[1](x))))
         if x.dtype == torch.float16:  # large activations of some checkpoints
             largest = torch.finfo(x.dtype).max - 1000
             x = x.clamp(-largest, largest)
         return x
+
+
+def means_of_pairs(x: Tensor) -> Tensor:
+    """Returns the means of neighbouring rows, [n, width] -> [n / 2, width]; of an odd number the
+    last one has none."""
+    means: Tensor = x[: len(x) // 2 * 2].unflatten(0, (-1, 2)).mean(1)
+    return means

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from shmllm.frontend.transcription import quality
-from shmllm.frontend.transcription.transcriber import ABORTED, OnDone, Part, Transcriber
+from shmllm.frontend.transcription.rounds import ABORTED, OnDone, Part
+from shmllm.frontend.transcription.transcriber import Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary
 from shmllm.frontend.transcription.windows import Window
 from shmllm.outputs.logprobs import Logprob

@@ -1,0 +1,113 @@
+"""How models that read messages are asked for transcripts, by the names of their architectures.
+
+Questions and replies are those of transformers' processors (`apply_transcription_request`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shmllm.errors import RequestError
+
+Reply = tuple[str, str]
+"""The code of a language, empty if the reply names none, and what is said."""
+
+
+def _whole(text: str, names: Mapping[str, str]) -> Reply:
+    return "", text.strip()
+
+
+def _behind_language(text: str, names: Mapping[str, str]) -> Reply:
+    """Reads "language English<asr_text>Words."; without the mark the reply has no language."""
+    begin, mark, words = text.rpartition("<asr_text>")
+    if not mark:
+        return _whole(text, names)
+    name = begin.strip().removeprefix("language").strip()
+    codes = {name: code for code, name in names.items()}
+    return codes.get(name, ""), words.strip()
+
+
+_FRAMES = (
+    "The spoken content of the audio is",
+    "The transcription of the audio is",
+    "The content of the input audio is",
+)
+
+
+def _without_frame(text: str, names: Mapping[str, str]) -> Reply:
+    """Reads "The spoken content of the audio is 'Words.'."; other replies are all words."""
+    words = text.strip()
+    frame = next((frame for frame in _FRAMES if words.startswith(frame)), None)
+    if frame is None:
+        return "", words
+    words = words.removeprefix(frame).strip().removesuffix(".").strip()
+    is_quoted = len(words) > 1 and words[0] == words[-1] and words[0] in "'\""
+    return "", words[1:-1].strip() if is_quoted else words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """
+    Attributes:
+        text: what a message says beside its sound; empty: nothing.
+        is_first: whether the text stands before the sound.
+        languages: what the model calls languages, by their codes.
+        begin: what a reply begins with that names a language, which takes the place of "{}".
+        read: makes a Reply of what the model writes, and of `languages`.
+    """
+
+    text: str = ""
+    is_first: bool = False
+    languages: Mapping[str, str] = field(default_factory=dict)
+    begin: str = ""
+    read: Callable[[str, Mapping[str, str]], Reply] = _whole
+
+    def check(self, language: str | None, task: str) -> None:
+        """Raises RequestError if the model cannot be asked for a language, or for a task."""
+        if task != "transcribe":
+            raise RequestError("the model translates nothing", parameter="task")
+        if language is None or language in self.languages:
+            return
+        if not self.languages:
+            raise RequestError(
+                "the model cannot be told a language: it finds out by itself", parameter="language"
+            )
+        raise RequestError(
+            f"the model knows no language {language!r}; its languages are "
+            f"{' '.join(sorted(self.languages))}",
+            parameter="language",
+        )
+
+    def message(self, sound: Any) -> list[dict[str, Any]]:
+        """The conversation that asks for the transcript of a sound."""
+        parts: list[dict[str, Any]] = [{"type": "audio", "audio": sound}]
+        if self.text:
+            parts.insert(0 if self.is_first else 1, {"type": "text", "text": self.text})
+        return [{"role": "user", "content": parts}]
+
+    def begin_of(self, language: str | None) -> str:
+        """What the reply begins with, which the model is given."""
+        return "" if language is None else self.begin.format(self.languages[language])
+
+
+_OF_QWEN = {
+    **{"ar": "Arabic", "yue": "Cantonese", "zh": "Chinese", "cs": "Czech", "da": "Danish"},
+    **{"nl": "Dutch", "en": "English", "fil": "Filipino", "fi": "Finnish", "fr": "French"},
+    **{"de": "German", "el": "Greek", "hi": "Hindi", "hu": "Hungarian", "id": "Indonesian"},
+    **{"it": "Italian", "ja": "Japanese", "ko": "Korean", "mk": "Macedonian", "ms": "Malay"},
+    **{"fa": "Persian", "pl": "Polish", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian"},
+    **{"es": "Spanish", "sv": "Swedish", "th": "Thai", "tr": "Turkish", "vi": "Vietnamese"},
+}
+
+QUESTIONS: dict[str, Question] = {
+    "AudioFlamingo3ForConditionalGeneration": Question(
+        text="Transcribe the input speech.", is_first=True, read=_without_frame
+    ),
+    "GlmAsrForConditionalGeneration": Question(text="Please transcribe this audio into text"),
+    "Qwen3ASRForConditionalGeneration": Question(
+        languages=_OF_QWEN, begin="language {}<asr_text>", read=_behind_language
+    ),
+}
+"""By the names of architectures."""

@@ -1,0 +1,173 @@
+"""Audio Flamingo 3 and GLM-ASR: their embeddings of sounds, compared with transformers, and their
+fields."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+from support.audio_models import RATE, audio_inputs, make_audio_model
+from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
+from support.tower_checks import same_on_all_threads
+from support.variants import slow
+from torch import Tensor
+
+from shmllm.errors import EngineStartError, RequestError
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.items.registry import processors_of_model
+from shmllm.models.audio.specs import AudioFlamingoTower, AudioSpec, GlmAsrTower
+from shmllm.models.config import ModelConfig
+from shmllm.models.decoder import DecoderModel
+
+NAMES = {"audioflamingo3": "AudioFlamingo3", "glmasr": "GlmAsr"}
+"""Our modules, and the beginnings of transformers' classes."""
+WHISPER: dict[str, Any] = {
+    "hidden_size": 1280,
+    "num_layers": 32,
+    "num_heads": 20,
+    "inner": 5120,
+    "activation": "gelu",
+    "num_mels": 128,
+    "num_positions": 1500,
+}
+SPECS = {
+    "audioflamingo3": AudioSpec(token=151669, tower=AudioFlamingoTower(**WHISPER)),
+    "glmasr": AudioSpec(token=59260, tower=GlmAsrTower(**WHISPER, rotary_dim=32, theta=10_000.0)),
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "no biases": ("audioflamingo3", {}, {"projector_bias": False, "projector_hidden_act": "silu"}),
+    "silu": ("audioflamingo3", {"activation_function": "silu"}, {}),
+    "whole heads": (
+        "glmasr",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        {"projector_hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "tied": ("glmasr", {"hidden_act": "silu"}, {"tie_word_embeddings": True}),
+}
+SECONDS = [0.1, 1.013, 2.99, 3.0, 4.0, 4.01, 8.3]
+TOKENS = [int(token) for token in torch.randint(0, 440, (40,), generator=torch.manual_seed(3))]
+
+
+def noise(seconds: float) -> npt.NDArray[np.float32]:
+    """A loud beginning, so that the features of a later part are those of that part alone."""
+    length = int(RATE * seconds)
+    samples = np.random.default_rng(3).standard_normal(length) * np.exp(-np.arange(length) / 20_000)
+    return samples.astype(np.float32)
+
+
+def prepared(directory: Path, samples: npt.NDArray[np.float32]) -> PreparedItem:
+    config = json.loads((directory / "config.json").read_text())
+    audio = processors_of_model(directory, config)["audio"]
+    return audio.prepare(audio.open("a sound", (samples, RATE)))
+
+
+@torch.inference_mode()
+def embed(model: DecoderModel, item: PreparedItem) -> Tensor:
+    tower = model.towers["audio"]
+    return torch.cat([tower(torch.tensor(part.data), part.grid) for part in item.parts])
+
+
+@torch.inference_mode()
+def check(directory: Path, reference: Any, model: DecoderModel, seconds: float) -> None:
+    samples = noise(seconds)
+    item = prepared(directory, samples)
+    inputs = audio_inputs([samples], reference.config.model_type)
+    theirs = reference.get_audio_features(**inputs).pooler_output
+    ours = embed(model, item)
+    assert ours.shape == theirs.shape
+    assert len(ours) == item.num_tokens
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-5
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any, DecoderModel]:
+    """Where a model is, transformers' and ours."""
+    directory = tmp_path_factory.mktemp(request.param)
+    return directory, make_audio_model(directory, request.param), load(directory)
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_embeddings_equal_transformers(seconds: float, subject: Any) -> None:
+    """From samples on. A part that is too short for an embedding is left out."""
+    check(*subject, seconds)
+
+
+def test_logits_of_text_equal_transformers(subject: Any) -> None:
+    _, reference, model = subject
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(reference, TOKENS), 1e-4)
+
+
+@pytest.mark.parametrize("variant", ["whole heads", *map(slow, ("no biases", "silu", "tied"))])
+def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
+    name, audio, outer = VARIANTS[variant]
+    reference = make_audio_model(tmp_path, name, outer=outer, **audio)
+    model = load(tmp_path)
+    check(tmp_path, reference, model, 1.3)
+    assert_logits_close(our_logits(model, TOKENS), reference_logits(reference, TOKENS), 1e-4)
+
+
+def test_the_number_of_threads_changes_no_bit(subject: Any) -> None:
+    directory, _, model = subject
+    item = prepared(directory, noise(2.1))
+    same_on_all_threads(model.towers["audio"], lambda: embed(model, item))
+
+
+def test_a_sound_without_embeddings_is_refused(subject: Any) -> None:
+    with pytest.raises(RequestError, match="too short: it has 3 samples"):
+        prepared(subject[0], np.ones(3, np.float32))
+
+
+def read(directory: Path, whole: dict[str, Any]) -> ModelConfig:
+    (directory / "config.json").write_text(json.dumps(whole))
+    return ModelConfig.from_directory(directory)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    theirs = getattr(transformers, f"{NAMES[name]}Config")().to_dict()
+    architecture = {"architectures": [f"{NAMES[name]}ForConditionalGeneration"]}
+    some = {"text_config": {"a": 1}, "audio_config": {"a": 1}}
+    found, own = read(tmp_path, architecture | some), read(tmp_path, theirs | architecture)
+    assert found.audio == own.audio == SPECS[name]
+    assert found.layers == own.layers
+    assert (found.vocab_size, found.hidden_size) == (own.vocab_size, own.hidden_size)
+    assert found.max_position_embeddings == own.max_position_embeddings
+    assert (found.norm, found.tie_word_embeddings) == (own.norm, own.tie_word_embeddings)
+    assert found.tie_word_embeddings == (name == "glmasr")
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "fields", "message"),
+    [
+        ("glmasr", "audio_config", {"num_key_value_heads": 4}, "num_key_value_heads 4 is not supp"),
+        ("glmasr", "audio_config", {"head_dim": 32}, "head_dim 32 is not supported; supported: 64"),
+        ("glmasr", "audio_config", {"intermediate_size": 640}, r"\(640\) must be 4 times hidden"),
+        ("glmasr", "audio_config", {"max_position_embeddings": 1502}, r"\(1502\) a multiple of 4"),
+        (
+            "glmasr",
+            "audio_config",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "rope type 'yarn' is not supported; supported: 'default'",
+        ),
+        ("glmasr", "text_config", {"model_type": "qwen2"}, "supported: llama"),
+        ("audioflamingo3", "audio_config", {"model_type": "whisper"}, "audioflamingo3_encoder"),
+        ("audioflamingo3", "audio_config", {"activation_function": "relu"}, "'relu' is not supp"),
+        ("audioflamingo3", "text_config", {"model_type": "llama"}, "supported: qwen2"),
+    ],
+)
+def test_what_is_not_computed_is_refused(
+    name: str, part: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    whole = getattr(transformers, f"{NAMES[name]}Config")().to_dict()
+    whole[part] |= fields
+    whole["architectures"] = [f"{NAMES[name]}ForConditionalGeneration"]
+    with pytest.raises(EngineStartError, match=rf"config\.json: .*{message}"):
+        read(tmp_path, whole)
