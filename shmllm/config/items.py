@@ -20,6 +20,8 @@ class ItemInfo:
             encoder-decoder.
         cache_bytes: the most bytes of prepared items that a front end keeps, and the engine for
             it.
+        sound_adapter: the directory of the adapter that prompts with sounds have, unless they name
+            another one; empty: there is none.
     """
 
     modalities: tuple[str, ...] = ()
@@ -27,6 +29,7 @@ class ItemInfo:
     longest_span: int = 0
     num_encoded: int = 0
     cache_bytes: int = 0
+    sound_adapter: str = ""
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

@@ -30,8 +30,9 @@ KVCacheDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", 
 
 def with_only_text(overrides: dict[str, Any], language_model_only: object) -> dict[str, Any]:
     """The fields that take the place of those in config.json: without ``vision_config`` a model
-    sees no images, without ``audio_config`` it hears nothing."""
-    without = dict.fromkeys(("vision_config", "audio_config"))
+    sees no images, without ``audio_config``, or Granite Speech's ``encoder_config``, it hears
+    nothing."""
+    without = dict.fromkeys(("vision_config", "audio_config", "encoder_config"))
     return {**overrides, **without} if language_model_only else overrides
 
 

@@ -16,6 +16,8 @@ FRAMES_BEHIND = 2
 _GEMMA4_MOST_SAMPLES = 480_000
 """Where transformers' extractor for Gemma 4 cuts a sound unless a caller says otherwise."""
 _LARGEST = 2**20
+MOST_SECONDS = 600
+"""The longest sound of models whose files name none, and that need memory for all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,34 @@ class Gemma4AudioSettings(AudioSettings):
         return max(0, (num_samples + self.num_before - self.window - 1) // self.hop + 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteSpeechSettings(AudioSettings):
+    """Those of transformers' `GraniteSpeechFeatureExtractor`. A frame has two of a spectrogram, one
+    behind the other. The middle of the first one is at the begin of a sound, which is mirrored at
+    both ends.
+
+    Attributes:
+        num_filters: the features of a frame of the spectrogram.
+        fft: the length of Fourier transforms; zeros surround a window.
+        group: how many frames the projector reads together, and
+        rate_of_group: by what this number is divided to get that of embeddings.
+    """
+
+    num_filters: int
+    fft: int
+    group: int
+    rate_of_group: int
+
+    @property
+    def most_samples(self) -> int:
+        return MOST_SECONDS * self.rate
+
+    def count_frames(self, num_samples: int) -> int:
+        if num_samples <= self.fft // 2:  # which cannot be mirrored
+            return 0
+        return (num_samples // self.hop + 1) // 2
+
+
 def read_audio_settings(directory: Path) -> AudioSettings | None:
     """Reads the settings of the feature extractor in a model's directory.
 
@@ -129,7 +159,8 @@ def read_audio_settings(directory: Path) -> AudioSettings | None:
         EngineStartError: a file cannot be read, a field has a wrong type, or the settings are not
             supported.
     """
-    found = read_section(directory, "feature_extractor")
+    sections = (read_section(directory, name) for name in ("feature_extractor", "audio_processor"))
+    found = next((each for each in sections if each is not None), None)
     if found is None:
         return None
     values, path = found
@@ -204,10 +235,28 @@ def _read_qwen3_asr(values: dict[str, Any], path: Path) -> UnpaddedSettings:
     return UnpaddedSettings(**asdict(whole) | {"fewest": found})
 
 
+def _read_granite_speech(values: dict[str, Any], path: Path) -> GraniteSpeechSettings:
+    num_filters = _size(values, "n_mels", path, 80)
+    settings = GraniteSpeechSettings(
+        rate=_size(values, "sampling_rate", path, 16_000),
+        num_mels=2 * num_filters,
+        num_filters=num_filters,
+        hop=_size(values, "hop_length", path, 160),
+        window=_size(values, "win_length", path, 400),
+        fft=_size(values, "n_fft", path, 512),
+        group=_size(values, "projector_window_size", path, 15),
+        rate_of_group=_size(values, "projector_downsample_rate", path, 5),
+    )
+    if settings.window > settings.fft or settings.fft % 2:
+        raise EngineStartError(f"{path}: n_fft must be even, and at least win_length")
+    return settings
+
+
 _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "WhisperFeatureExtractor": _read_whisper,
     "Gemma4AudioFeatureExtractor": _read_gemma4,
     "Qwen3ASRFeatureExtractor": _read_qwen3_asr,
+    "GraniteSpeechFeatureExtractor": _read_granite_speech,
 }
 """By the names of transformers' classes. A file may leave fields out; then the defaults of the
 class count."""

@@ -9,7 +9,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.params.items import MODALITIES
-from shmllm.params.lora import LoRARequest
+from shmllm.params.lora import MAX_ID, LoRARequest
 
 Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 """The argument `lora_request`: one adapter for all prompts, or for each one or None."""
@@ -50,12 +50,15 @@ class RequestAdapters:
 
     Args:
         info: the engine's info.
-        defaults: the adapters of prompts with items that name none, by modality.
+        defaults: the adapters of prompts with items that name none, by modality. The model may have
+            one of its own for sounds.
     """
 
     def __init__(self, info: EngineInfo, defaults: Mapping[str, LoRARequest]) -> None:
         self._info = info
-        self._defaults = defaults
+        self._defaults = dict(defaults)
+        if directory := info.items.sound_adapter:
+            self._defaults.setdefault("audio", LoRARequest("audio", MAX_ID, directory))
 
     def set(self, requests: list[PreparedRequest], lora_request: Adapters) -> list[PreparedRequest]:
         """Set the adapters of the requests, and return the requests.
@@ -63,7 +66,7 @@ class RequestAdapters:
         Args:
             requests: the requests of the batch.
             lora_request: one adapter for all requests, or for each one or None; None: no adapters
-                but the default ones.
+                but the default ones, and that of the model.
 
         Raises:
             RequestError: a value is no LoRARequest, the numbers of requests and adapters differ, or
@@ -102,7 +105,16 @@ class RequestAdapters:
                 " and ".join(sorted(found)),
                 OPTION,
             )
-        return self._defaults[found.pop()] if len(found) == 1 else None
+        if len(found) != 1:
+            return None
+        adapter = self._defaults[found.pop()]
+        if not self._info.max_loras:
+            raise RequestError(
+                f"the model has an adapter for prompts with sounds, in {adapter.lora_path}: start "
+                "the engine with enable_lora=True, and a max_lora_rank of the `r` in "
+                "adapter_config.json"
+            )
+        return adapter
 
     def check(self, lora_request: object) -> LoRARequest | None:
         """Return the adapter of a request, or None.

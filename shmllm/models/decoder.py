@@ -178,10 +178,10 @@ class DecoderModel(Model):
         return logits if scale == 1 and cap is None else ops.scale_and_cap(logits, scale, cap)
 
     def known_name(self, name: str) -> str | None:
-        of_tower = tower_name(name) if self.towers else None
-        if of_tower is not None:
-            owners = [tower for tower in self.towers.values() if tower.owns(of_tower)]
-            return of_tower if owners else None
+        of_towers = (tower.known_name(name) for tower in self.towers.values())
+        of_tower = next((known for known in of_towers if known is not None), None)
+        if of_tower is not None or (self.towers and tower_name(name) is not None):
+            return of_tower
         known = model_name(name, self.config.tie_word_embeddings)
         is_skipped = known is not None and known.startswith(left_out(self.config))
         return None if is_skipped else known

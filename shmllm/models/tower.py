@@ -7,8 +7,10 @@ not know families.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from torch import Tensor
 from shmllm.models.layers import NamedWeights, Storage
 from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.specs import Grid
-from shmllm.models.weight_names import BOUND_SUFFIXES
+from shmllm.models.weight_names import BOUND_SUFFIXES, tower_name
 
 Projection = Callable[[Tensor], Tensor]
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -90,6 +92,28 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedNorm:
+    """A norm by means and variances that training has found (Ioffe and Szegedy, 2015).
+
+    Attributes:
+        weight, bias, mean, variance: [width].
+        eps: added to the variance.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    variance: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Returns ``x`` [rows, width], normalised."""
+        factors = torch.rsqrt(self.variance.float() + self.eps) * self.weight.float()
+        normed: Tensor = (x.float() - self.mean.float()) * factors + self.bias.float()
+        return normed.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class RMSNorm:
     """A norm (Zhang and Sennrich, 2019), computed in float32.
 
@@ -147,9 +171,11 @@ class Tower(ABC):
             checkpoints, by their names there.
         neutral_weights: the weights of norms, with the value that changes nothing.
         unused: the prefixes of names of weights that a checkpoint has and the tower does not need.
+        prefixes: further prefixes of names in checkpoints, and what they stand for.
     """
 
     unused: tuple[str, ...] = ()
+    prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -182,6 +208,12 @@ class Tower(ABC):
         of one, and is not among those that the tower does not need."""
         prefixes = {known.partition(".")[0] for known in self.named_weights}
         return name.partition(".")[0] in prefixes and not name.startswith(self.unused)
+
+    def known_name(self, name: str) -> str | None:
+        """Returns the name under which the tower knows a checkpoint's tensor; None: it is none of
+        its weights."""
+        own = tower_name(name, self.prefixes)
+        return own if own is not None and self.owns(own) else None
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Allocates a weight."""
@@ -223,6 +255,15 @@ class Tower(ABC):
         self.neutral_weights.append((weight, 1.0))
         return LayerNorm(weight, self.tensor(f"{name}.bias", width) if bias else None, eps)
 
+    def make_fixed_norm(self, name: str, width: int, eps: float) -> FixedNorm:
+        """Allocates a FixedNorm, which is BatchNorm1d in transformers' modules."""
+        weight, bias, mean, variance = (
+            self.tensor(f"{name}.{each}", width)
+            for each in ("weight", "bias", "running_mean", "running_var")
+        )
+        self.neutral_weights += [(weight, 1.0), (variance, 1.0)]
+        return FixedNorm(weight, bias, mean, variance, eps)
+
     def make_rms_norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> RMSNorm:
         """Allocates an RMSNorm."""
         weight = self.tensor(f"{name}.weight", width)
@@ -230,18 +271,21 @@ class Tower(ABC):
         return RMSNorm(weight, eps, offset)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, bias: Tensor | None = None
+) -> Tensor:
     """Returns what places of a sequence, such as patches, read from one another: each attends to
     all of them.
 
     Args:
         q: [sequences, places, heads, head_dim].
-        k: the same.
-        v: the same.
+        k: the same; it may have other places.
+        v: as `k`.
         scale: the factor of the scores; None: head_dim**-0.5.
+        bias: [sequences, heads, places, places of k], added to the scores; None: nothing is.
 
     Returns:
-        The same.
+        As `q`.
     """
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).transpose(1, 2)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.models.audio.audio_flamingo3 import AudioFlamingo
+from shmllm.models.audio.conformer_specs import GraniteSpeechTower
 from shmllm.models.audio.gemma4 import Gemma4Audio
 from shmllm.models.audio.glmasr import GlmAsr
+from shmllm.models.audio.granite_speech import GraniteSpeech
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
 from shmllm.models.audio.qwen3_omni import Qwen3OmniAudio
 from shmllm.models.audio.specs import (
@@ -98,6 +100,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     KeysTower: WhisperKeys,
     AudioFlamingoTower: AudioFlamingo,
     GlmAsrTower: GlmAsr,
+    GraniteSpeechTower: GraniteSpeech,
     Gemma4AudioTower: Gemma4Audio,
     Qwen2_5OmniAudioTower: Qwen2_5OmniAudio,
     Qwen3OmniAudioTower: Qwen3OmniAudio,

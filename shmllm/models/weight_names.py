@@ -106,6 +106,7 @@ BOUND_SUFFIXES = (".input_min", ".input_max", ".output_min", ".output_max")
 BUFFER_SUFFIXES = (
     *(".layer_scalar", ".e_score_correction_bias", ".expert_bias", ".router_bias"),
     *(".act_fn.beta", ".act_fn.eps"),
+    *(".running_mean", ".running_var"),
     *BOUND_SUFFIXES,
     *(".std_bias", ".std_scale"),
 )
@@ -120,9 +121,10 @@ _SKIPPED_SUFFIXES = (
     ".attention.bias",
     ".attention.masked_bias",
     ".position_ids",
+    ".num_batches_tracked",
 )
 """The ends of the names of constants: frequencies, the causal masks in the first files of GPT-2,
-GPT-Neo, GPT-NeoX and CodeGen, and the numbers of the positions in BERT's."""
+GPT-Neo, GPT-NeoX and CodeGen, the numbers of the positions in BERT's, and counts of a training."""
 
 _RENAMED_SUFFIXES = {
     ".LayerNorm.gamma": ".LayerNorm.weight",
@@ -143,13 +145,19 @@ def renamed(name: str, parts: Mapping[str, str]) -> str:
     return name
 
 
-def tower_name(name: str) -> str | None:
-    """Returns the name under which a tower knows a checkpoint's tensor; None: the tensor
-    is none of a tower's weights."""
+def tower_name(name: str, further: Mapping[str, str] | None = None) -> str | None:
+    """Returns the name under which a tower knows a checkpoint's tensor; None: the tensor is none of
+    a tower's weights.
+
+    Args:
+        name: the name in the checkpoint.
+        further: as TOWER_PREFIXES, of one tower.
+    """
     if name.endswith(_SKIPPED_SUFFIXES):
         return None
     name = name.removeprefix(thinker.PREFIX)
-    found = ((p, meaning) for p, meaning in TOWER_PREFIXES.items() if name.startswith(p))
+    prefixes = {**(further or {}), **TOWER_PREFIXES}
+    found = ((p, meaning) for p, meaning in prefixes.items() if name.startswith(p))
     return next((meaning + name.removeprefix(prefix) for prefix, meaning in found), None)
 
 

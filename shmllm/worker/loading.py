@@ -26,6 +26,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.lengths import for_length
 from shmllm.models.matrices import parts_of
 from shmllm.models.model import Model
+from shmllm.models.peft_config import CONFIG_FILE as ADAPTER_CONFIG
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.tokenizer_end import with_end_of_tokenizer
@@ -324,7 +325,14 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
         num_encoded=model.num_encoded,
         longest_span=min(vision.longest_span, most) if vision else 0,
         cache_bytes=config.client.item_cache_bytes,
+        sound_adapter=_sound_adapter(model, config.load.directory),
     )
+
+
+def _sound_adapter(model: ModelConfig, directory: str) -> str:
+    """Return the directory of the adapter that prompts with sounds have; empty: there is none."""
+    is_there = model.audio is not None and model.audio.has_adapter
+    return directory if is_there and Path(directory, ADAPTER_CONFIG).is_file() else ""
 
 
 def _most_common_format(model: DecoderModel) -> str:

@@ -282,7 +282,13 @@ def test_usage(tmp_path: Path, arguments: list[str], message: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds"), [("glmasr", 9.0), slow("audioflamingo3", 9.0), slow("qwen3_asr", 31.0)]
+    ("name", "seconds"),
+    [
+        ("glmasr", 9.0),
+        slow("audioflamingo3", 9.0),
+        slow("qwen3_asr", 31.0),
+        slow("granite_speech", 31.0),
+    ],
 )
 def test_models_that_are_asked_answer_for_each_window(
     name: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

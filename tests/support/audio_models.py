@@ -17,6 +17,7 @@ from support.vision_families import FAMILIES, TEXT, WHISPER, WHISPER_SETTINGS
 from support.vision_models import draw_weights, make_vision_model, tokenizer_with
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers.audio_utils import mel_filter_bank
 from transformers.models.audioflamingo3.processing_audioflamingo3 import AudioFlamingo3Processor
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
@@ -39,6 +40,32 @@ GLM_ASR = {
 """Names of its own for the sizes of the encoder."""
 
 
+GRANITE_SPEECH: dict[str, Any] = {
+    "hidden_dim": 32,
+    "num_layers": 4,
+    "num_heads": 2,
+    "dim_head": 12,
+    "input_dim": 16,
+    "output_dim": 5,
+    "context_size": 10,
+    "max_pos_emb": 14,
+    "conv_kernel_size": 5,
+}
+GRANITE_PROJECTOR = {
+    "model_type": "blip_2_qformer",
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+}
+GRANITE_SPEECH_SETTINGS: dict[str, Any] = {
+    "feature_extractor_type": "GraniteSpeechFeatureExtractor",
+    "n_mels": 8,
+    "projector_window_size": 6,
+    "projector_downsample_rate": 3,
+}
+
+
 class AudioFamily(NamedTuple):
     """
     Attributes:
@@ -47,6 +74,7 @@ class AudioFamily(NamedTuple):
         begin, token, end: what stands for a sound.
         outer: what config.json has beside these.
         settings: what the feature extractor's settings are beside WHISPER_SETTINGS.
+        part: the field of config.json with `audio`.
     """
 
     model: str
@@ -57,6 +85,7 @@ class AudioFamily(NamedTuple):
     end: str
     outer: Mapping[str, Any] = MappingProxyType({})
     settings: Mapping[str, Any] = MappingProxyType({})
+    part: str = "audio_config"
 
 
 AUDIO_FAMILIES = {
@@ -89,6 +118,31 @@ AUDIO_FAMILIES = {
         *("<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"),
         settings={"chunk_length": 4},
     ),
+    **{
+        name: AudioFamily(
+            f"GraniteSpeech{end}",
+            {"model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.7},
+            GRANITE_SPEECH | more,
+            *("", "<|audio|>", ""),
+            outer={
+                "has_lora_adapter": False,
+                "window_size": 6,
+                "downsample_rate": 3,
+                "projector_config": GRANITE_PROJECTOR | {"encoder_hidden_size": width},
+            },
+            settings=GRANITE_SPEECH_SETTINGS,
+            part="encoder_config",
+        )
+        for name, end, more, width in (
+            ("granite_speech", "", {"model_type": "granite_speech_encoder"}, 32),
+            (
+                "granite_speech_plus",
+                "Plus",
+                {"model_type": "granite_speech_plus_encoder", "cat_hidden_layers": [0, 2]},
+                96,
+            ),
+        )
+    },
 }
 PROCESSORS = {"audioflamingo3": AudioFlamingo3Processor, "glmasr": GlmAsrProcessor}
 """Those that divide sounds and prepare each part as one."""
@@ -139,12 +193,15 @@ def make_audio_model(
     end, token = (tokenizer.token_to_id(mark) for mark in ("<|im_end|>", family.token))
     config = getattr(transformers, f"{family.model}Config")(
         text_config=TEXT | family.text | {"bos_token_id": None, "eos_token_id": end},
-        audio_config=AUDIO | family.audio | audio,
         audio_token_id=token,
+        **{family.part: AUDIO | family.audio | audio},
         **({"tie_word_embeddings": False, **family.outer, **(outer or {})}),
     )
     model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
     draw_weights(model, 1.0)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith(("running_mean", "running_var")):
+            buffer.uniform_(0.5, 1.5)
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -221,6 +278,9 @@ def audio_inputs(
         return {"input_features": _parts_of(sounds)}
     if model in PROCESSORS:
         return _parts_apart(sounds, model)
+    if model.startswith("granite_speech"):
+        (sound,) = sounds
+        return {"input_features": granite_features(sound)[None]}
     if model == "gemma4":
         return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
     if model.startswith("qwen3_omni"):
@@ -261,6 +321,25 @@ def _parts_of(sounds: Sequence[npt.NDArray[np.float32]]) -> Tensor:
     most = {"pad_to_multiple_of": SECONDS * RATE, "max_source_positions": SECONDS * 100}
     found: Tensor = processor._retrieve_input_features(sounds, **(given | most))
     return found
+
+
+def granite_features(sound: npt.NDArray[np.float32]) -> Tensor:
+    """What `GraniteSpeechFeatureExtractor` computes of a sound with RATE samples a second by
+    torchaudio, [frames, features]: its definition in terms of torch and transformers."""
+    spectrum = torch.stft(
+        torch.from_numpy(sound),
+        n_fft=512,
+        hop_length=160,
+        win_length=400,
+        window=torch.hann_window(400),
+        return_complex=True,
+    )
+    num_mels = GRANITE_SPEECH_SETTINGS["n_mels"]
+    filters = mel_filter_bank(257, num_mels, 0.0, RATE / 2, RATE, norm=None, mel_scale="htk")
+    mels = spectrum.abs().square().double().T @ torch.from_numpy(filters)
+    logs = mels.clamp(min=1e-10).log10()
+    logs = torch.maximum(logs, logs.max() - 8.0) / 4 + 1
+    return logs[: len(logs) // 2 * 2].reshape(-1, 2 * num_mels).float()
 
 
 def _parts_apart(sounds: Sequence[npt.NDArray[np.float32]], name: str) -> dict[str, Tensor]:
@@ -305,13 +384,22 @@ def reference_tokens(
         max_new_tokens: how many.
     """
     ids = torch.tensor([list(token_ids)])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        pad_token_id=0,
-        **(audio_inputs(sounds, model.config.model_type) if sounds else {}),
-    )
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens}
+    options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    kind = model.config.model_type
+    if sounds and kind.startswith("granite_speech"):
+        output = model.generate(inputs_embeds=_embeds_with(model, ids, sounds), **options)
+        return list(output[0].tolist())
+    output = model.generate(ids, **options, **(audio_inputs(sounds, kind) if sounds else {}))
     tokens: list[int] = output[0, len(token_ids) :].tolist()
     return tokens
+
+
+def _embeds_with(model: Any, ids: Tensor, sounds: Sequence[npt.NDArray[np.float32]]) -> Tensor:
+    """The embeddings of a prompt, [1, tokens, width], with those of its sounds, each of which is
+    encoded alone: transformers pads shorter ones and lets the encoder read that."""
+    kind, is_sound = model.config.model_type, ids == model.config.audio_token_id
+    found = [model.get_audio_features(**audio_inputs([each], kind)) for each in sounds]
+    embeds: Tensor = model.get_input_embeddings()(ids.masked_fill(is_sound, 0))
+    embeds[is_sound] = torch.cat([each.pooler_output[0] for each in found])
+    return embeds

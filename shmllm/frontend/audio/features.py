@@ -1,7 +1,8 @@
 """Log-mel features of sounds, as Whisper has them (Radford et al., 2022, section 2.2).
 
 They are those of transformers' `WhisperFeatureExtractor` for a sound with zeros behind it, up to
-the rounding of sums, without the frames that only contain zeros.
+the rounding of sums, without the frames that only contain zeros. Those of Granite Speech have other
+filters and lengths.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shmllm.formats.audio_settings import FRAMES_BEHIND, UnpaddedSettings, WhisperSettings
-from shmllm.frontend.audio.filters import triangles
+from shmllm.formats.audio_settings import (
+    FRAMES_BEHIND,
+    GraniteSpeechSettings,
+    UnpaddedSettings,
+    WhisperSettings,
+)
+from shmllm.frontend.audio.filters import htk_corners, triangles
 
 _HIGHEST = 8000.0
 """Hertz: up to where the filters reach."""
@@ -54,14 +60,36 @@ def _log_mel(
     whole: NDArray[np.float32], count: int, settings: WhisperSettings
 ) -> NDArray[np.float32]:
     """The first frames of samples, which are mirrored at both ends."""
-    most, window = _AT_ONCE, settings.window
-    padded = np.pad(whole, window // 2, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, window)[:: settings.hop][:count]
-    logs = np.empty((count, settings.num_mels), np.float32)
+    window = _hann(settings.window)
+    return _logs_of(whole, window, settings.hop, count, _filters(settings))
+
+
+def stacked_log_mel(
+    samples: NDArray[np.float32], settings: GraniteSpeechSettings
+) -> NDArray[np.float32]:
+    """Computes features as Granite Speech has them: [frames, num_mels]."""
+    around = settings.fft - settings.window
+    window = np.pad(_hann(settings.window), (around // 2, around - around // 2))
+    count = len(samples) // settings.hop + 1
+    found = _logs_of(samples, window, settings.hop, count, _htk_filters(settings))
+    return found[: count // 2 * 2].reshape(-1, settings.num_mels)
+
+
+def _logs_of(
+    whole: NDArray[np.float32],
+    window: NDArray[np.float64],
+    hop: int,
+    count: int,
+    filters: NDArray[np.float64],
+) -> NDArray[np.float32]:
+    """The first frames of samples, which are mirrored at both ends, [count, filters]."""
+    most, size = _AT_ONCE, len(window)
+    padded = np.pad(whole, size // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop][:count]
+    logs = np.empty((count, filters.shape[1]), np.float32)
     for start in range(0, count, most):
-        power = np.abs(np.fft.rfft(frames[start : start + most] * _hann(window))) ** 2
-        mels = np.maximum(power @ _filters(settings), _FLOOR)
-        logs[start : start + most] = np.log10(mels)
+        power = np.abs(np.fft.rfft(frames[start : start + most] * window)) ** 2
+        logs[start : start + most] = np.log10(np.maximum(power @ filters, _FLOOR))
     features = (np.maximum(logs, logs.max() - _RANGE) + 4.0) / 4.0
     return np.ascontiguousarray(features, np.float32)
 
@@ -78,6 +106,13 @@ def _filters(settings: WhisperSettings) -> NDArray[np.float64]:
     frequencies = np.linspace(0, settings.rate // 2, settings.window // 2 + 1)
     corners = _hertz(np.linspace(0, _mel(_HIGHEST), settings.num_mels + 2))
     return triangles(frequencies, corners) * (2 / (corners[2:] - corners[:-2]))
+
+
+@lru_cache(maxsize=4)
+def _htk_filters(settings: GraniteSpeechSettings) -> NDArray[np.float64]:
+    """Triangles of the height 1, [fft / 2 + 1, num_filters]."""
+    frequencies = np.linspace(0, settings.rate // 2, settings.fft // 2 + 1)
+    return triangles(frequencies, htk_corners(0.0, settings.rate / 2, settings.num_filters))
 
 
 _LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0

@@ -6,6 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def htk_corners(lowest: float, highest: float, count: int) -> NDArray[np.float64]:
+    """Returns the corners of filters that have equal widths in mels, which are HTK's (Young et al.,
+    The HTK Book).
+
+    Args:
+        lowest, highest: where the first one begins, and where the last one ends, in Hertz.
+        count: the number of filters.
+
+    Returns:
+        [count + 2], in Hertz.
+    """
+    mels = np.linspace(_htk_mel(lowest), _htk_mel(highest), count + 2)
+    return 700.0 * (10.0 ** (mels / 2595.0) - 1.0)
+
+
+def _htk_mel(hertz: float) -> float:
+    return float(2595.0 * np.log10(1.0 + hertz / 700.0))
+
+
 def triangles(
     frequencies: NDArray[np.float64], corners: NDArray[np.float64]
 ) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.formats.audio_settings import Gemma4AudioSettings
-from shmllm.frontend.audio.filters import triangles
+from shmllm.frontend.audio.filters import htk_corners, triangles
 
 
 def log_mel(samples: NDArray[np.float32], settings: Gemma4AudioSettings) -> NDArray[np.float32]:
@@ -44,11 +44,7 @@ def _fft_length(settings: Gemma4AudioSettings) -> int:
 
 @lru_cache(maxsize=4)
 def _filters(settings: Gemma4AudioSettings) -> NDArray[np.float64]:
-    """[frequencies, num_mels]; a mel is HTK's (Young et al., The HTK Book)."""
+    """[frequencies, num_mels]."""
     frequencies = np.linspace(0, settings.rate // 2, _fft_length(settings) // 2 + 1)
-    mels = np.linspace(_mel(settings.lowest), _mel(settings.highest), settings.num_mels + 2)
-    return triangles(frequencies, 700.0 * (10.0 ** (mels / 2595.0) - 1.0))
-
-
-def _mel(hertz: float) -> float:
-    return float(2595.0 * np.log10(1.0 + hertz / 700.0))
+    corners = htk_corners(settings.lowest, settings.highest, settings.num_mels)
+    return triangles(frequencies, corners)

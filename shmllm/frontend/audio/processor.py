@@ -17,6 +17,7 @@ from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import (
     AudioSettings,
     Gemma4AudioSettings,
+    GraniteSpeechSettings,
     UnpaddedSettings,
     WhisperSettings,
     read_audio_settings,
@@ -35,6 +36,7 @@ _LOG_MEL: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] =
     WhisperSettings: features.log_mel,
     UnpaddedSettings: features.unpadded_log_mel,
     Gemma4AudioSettings: gemma4_features.log_mel,
+    GraniteSpeechSettings: features.stacked_log_mel,
 }
 """What computes features of samples, by the kind of extractor."""
 

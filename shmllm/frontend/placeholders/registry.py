@@ -35,6 +35,7 @@ from shmllm.frontend.placeholders.glm4v import (
     GlmOcrVideoPlaceholder,
 )
 from shmllm.frontend.placeholders.got_ocr2 import GotOcr2Placeholder
+from shmllm.frontend.placeholders.granite_speech import GraniteSpeechPlaceholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
 from shmllm.frontend.placeholders.kimi import KimiK25Placeholder, KimiVLPlaceholder
@@ -87,6 +88,8 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "GlmAsrForConditionalGeneration": (GlmAsrPlaceholder,),
     "GlmOcrForConditionalGeneration": (GlmOcrPlaceholder, GlmOcrVideoPlaceholder),
     "GotOcr2ForConditionalGeneration": (GotOcr2Placeholder,),
+    "GraniteSpeechForConditionalGeneration": (GraniteSpeechPlaceholder,),
+    "GraniteSpeechPlusForConditionalGeneration": (GraniteSpeechPlaceholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Lfm2VlForConditionalGeneration": (Lfm2VlPlaceholder,),
     "LightOnOCRForConditionalGeneration": (LightOnOcrPlaceholder,),

@@ -1,6 +1,7 @@
 """How models that read messages are asked for transcripts, by the names of their architectures.
 
-Questions and replies are those of transformers' processors (`apply_transcription_request`).
+Questions and replies are those of transformers' processors (`apply_transcription_request`), as far
+as they have some.
 """
 
 from __future__ import annotations
@@ -101,11 +102,15 @@ _OF_QWEN = {
     **{"es": "Spanish", "sv": "Swedish", "th": "Thai", "tr": "Turkish", "vi": "Vietnamese"},
 }
 
+_OF_GRANITE = Question(text="can you transcribe the speech into a written format?")
+"""That of its authors' examples: transformers' processor has none."""
 QUESTIONS: dict[str, Question] = {
     "AudioFlamingo3ForConditionalGeneration": Question(
         text="Transcribe the input speech.", is_first=True, read=_without_frame
     ),
     "GlmAsrForConditionalGeneration": Question(text="Please transcribe this audio into text"),
+    "GraniteSpeechForConditionalGeneration": _OF_GRANITE,
+    "GraniteSpeechPlusForConditionalGeneration": _OF_GRANITE,
     "Qwen3ASRForConditionalGeneration": Question(
         languages=_OF_QWEN, begin="language {}<asr_text>", read=_behind_language
     ),

@@ -7,10 +7,31 @@ must not import torch: front ends import it too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from shmllm.formats.audio_settings import FRAMES_BEHIND
 from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.specs import Grid
+
+
+class AudioTower(Protocol):
+    """What others need of any tower; see `WhisperTower` for what the names mean."""
+
+    @property
+    def num_mels(self) -> int: ...
+
+    @property
+    def num_elements(self) -> int: ...
+
+    @property
+    def most_frames(self) -> int: ...
+
+    @property
+    def most_activations(self) -> int: ...
+
+    def num_embeddings(self, frames: int) -> int: ...
+
+    def num_inputs(self, frames: int) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,10 +344,13 @@ class AudioSpec:
         token: the token of whose embeddings a sound's take the place; None: none, as a decoder
             attends to the sound.
         tower: what computes the embeddings.
+        has_adapter: whether an adapter in the model's directory, if there is one, is for prompts
+            with sounds.
     """
 
     token: int | None
-    tower: WhisperTower | Gemma4AudioTower
+    tower: AudioTower
+    has_adapter: bool = False
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings a sound has."""
