@@ -149,6 +149,35 @@ class GraniteSpeechSettings(AudioSettings):
         return (num_samples // self.hop + 1) // 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunAsrSettings(AudioSettings):
+    """Those of transformers' `FunAsrNanoFeatureExtractor`: a frame has several of Kaldi's, and some
+    of these are in two. Kaldi's begin inside a sound, and the last one ends there.
+
+    Attributes:
+        num_filters: the features of a frame of Kaldi's.
+        together: how many of these a frame has.
+        stride: by how many the next one begins later.
+        longest: the frames of the longest sound.
+    """
+
+    num_filters: int
+    together: int
+    stride: int
+    longest: int = 2048
+
+    @property
+    def most_samples(self) -> int:
+        return self.window + self.longest * self.stride * self.hop - 1
+
+    def count_of_kaldi(self, num_samples: int) -> int:
+        """The number of Kaldi's frames."""
+        return max(0, num_samples - self.window + self.hop) // self.hop
+
+    def count_frames(self, num_samples: int) -> int:
+        return -(-self.count_of_kaldi(num_samples) // self.stride)
+
+
 def read_audio_settings(directory: Path) -> AudioSettings | None:
     """Reads the settings of the feature extractor in a model's directory.
 
@@ -252,11 +281,35 @@ def _read_granite_speech(values: dict[str, Any], path: Path) -> GraniteSpeechSet
     return settings
 
 
+def _read_fun_asr(values: dict[str, Any], path: Path) -> FunAsrSettings:
+    rate = _size(values, "sampling_rate", path, 16_000)
+    num_filters = _size(values, "feature_size", path, 80)
+    together = _size(values, "num_frames_lfr", path, 7)
+    lengths = [
+        int(rate * _size(values, name, path, default) * 0.001)
+        for name, default in (("frame_length", 25), ("frame_shift", 10))
+    ]
+    if (window := values.get("window", "hamming")) != "hamming":
+        raise EngineStartError(f"{path}: window must be 'hamming', not {window!r}")
+    if min(lengths) < 2:
+        raise EngineStartError(f"{path}: frame_length and frame_shift must be two samples or more")
+    return FunAsrSettings(
+        rate=rate,
+        num_mels=num_filters * together,
+        num_filters=num_filters,
+        together=together,
+        stride=_size(values, "stride_lfr", path, 6),
+        window=lengths[0],
+        hop=lengths[1],
+    )
+
+
 _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "WhisperFeatureExtractor": _read_whisper,
     "Gemma4AudioFeatureExtractor": _read_gemma4,
     "Qwen3ASRFeatureExtractor": _read_qwen3_asr,
     "GraniteSpeechFeatureExtractor": _read_granite_speech,
+    "FunAsrNanoFeatureExtractor": _read_fun_asr,
 }
 """By the names of transformers' classes. A file may leave fields out; then the defaults of the
 class count."""

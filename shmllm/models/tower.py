@@ -38,6 +38,7 @@ ACTIVATIONS: dict[VisionActivation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": F.silu,
+    "relu": F.relu,
 }
 
 

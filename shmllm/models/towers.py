@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.models.audio.audio_flamingo3 import AudioFlamingo
-from shmllm.models.audio.conformer_specs import GraniteSpeechTower
+from shmllm.models.audio.conformer_specs import FunAsrTower, GraniteSpeechTower
+from shmllm.models.audio.fun_asr_nano import FunAsr
 from shmllm.models.audio.gemma4 import Gemma4Audio
 from shmllm.models.audio.glmasr import GlmAsr
 from shmllm.models.audio.granite_speech import GraniteSpeech
@@ -101,6 +102,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     AudioFlamingoTower: AudioFlamingo,
     GlmAsrTower: GlmAsr,
     GraniteSpeechTower: GraniteSpeech,
+    FunAsrTower: FunAsr,
     Gemma4AudioTower: Gemma4Audio,
     Qwen2_5OmniAudioTower: Qwen2_5OmniAudio,
     Qwen3OmniAudioTower: Qwen3OmniAudio,

@@ -324,7 +324,7 @@ def encode_frames(directory: Path, name: str) -> Encoded:
     model = make_audio_model(directory, name)
     samples = np.random.default_rng(1).standard_normal(5000) * 0.1
     inputs = audio_inputs([samples.astype(np.float32)], name)
-    (wanted,) = model.get_audio_features(**inputs).pooler_output
+    wanted = model.get_audio_features(**inputs).pooler_output.flatten(0, -2)
     features = inputs["input_features"][0].numpy()
     spans, grid = ((0, len(wanted)),), (len(features), 1, 1)
     return Encoded(directory, Item(bytes(32), spans, grid, features, "audio"), wanted)
@@ -334,6 +334,7 @@ SOUNDS = {
     "voxtral": partial(make_encoded_sound, name="voxtral"),
     "glmasr": partial(make_encoded_sound, name="glmasr"),
     "granite_speech": partial(encode_frames, name="granite_speech"),
+    "fun_asr_nano": partial(encode_frames, name="fun_asr_nano"),
     "gemma4, a sound": encode_sound,
     "qwen2_5_omni, a sound": partial(encode_chunks, name="qwen2_5_omni"),
     "qwen3_omni_moe, a sound": partial(encode_chunks, name="qwen3_omni_moe"),

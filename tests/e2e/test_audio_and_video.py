@@ -45,7 +45,7 @@ NAMES = [
     slow("glm_ocr"),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
     *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
-    *map(slow, ("audioflamingo3", "glmasr", "granite_speech")),
+    *map(slow, ("audioflamingo3", "glmasr", "granite_speech", "fun_asr_nano")),
 ]
 RANDOM = np.random.default_rng(5)
 SOUNDS = [
@@ -58,7 +58,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "voxtral": partial(audio_models.make_audio_model, name="voxtral"),
     **{
         name: partial(audio_models.make_audio_model, name=name)
-        for name in ("qwen3_asr", "audioflamingo3", "glmasr", "granite_speech")
+        for name in ("qwen3_asr", "audioflamingo3", "glmasr", "granite_speech", "fun_asr_nano")
     },
     "gemma4": audio_models.make_gemma4,
     "qwen2_5_omni": audio_models.make_omni,
@@ -189,7 +189,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
         *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
         *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
         *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", "qwen3_asr")),
-        *map(slow, ("audioflamingo3", "glmasr", "granite_speech")),
+        *map(slow, ("audioflamingo3", "glmasr", "granite_speech", "fun_asr_nano")),
     ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from support.audio_families import AUDIO_FAMILIES, FUN_ASR_SETTINGS, GRANITE_SPEECH_SETTINGS
 from support.one_thread import one_thread
 from support.vision_families import FAMILIES, TEXT, WHISPER, WHISPER_SETTINGS
 from support.vision_models import draw_weights, make_vision_model, tokenizer_with
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers.audio_utils import mel_filter_bank
+from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 from transformers.models.audioflamingo3.processing_audioflamingo3 import AudioFlamingo3Processor
+from transformers.models.fun_asr_nano.feature_extraction_fun_asr_nano import (
+    FunAsrNanoFeatureExtractor,
+)
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
@@ -28,122 +31,6 @@ RATE = 16000
 SECONDS = 3
 """The longest sound."""
 AUDIO = WHISPER
-
-
-GLM_ASR = {
-    "hidden_size": 32,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 200,
-}
-"""Names of its own for the sizes of the encoder."""
-
-
-GRANITE_SPEECH: dict[str, Any] = {
-    "hidden_dim": 32,
-    "num_layers": 4,
-    "num_heads": 2,
-    "dim_head": 12,
-    "input_dim": 16,
-    "output_dim": 5,
-    "context_size": 10,
-    "max_pos_emb": 14,
-    "conv_kernel_size": 5,
-}
-GRANITE_PROJECTOR = {
-    "model_type": "blip_2_qformer",
-    "hidden_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 40,
-}
-GRANITE_SPEECH_SETTINGS: dict[str, Any] = {
-    "feature_extractor_type": "GraniteSpeechFeatureExtractor",
-    "n_mels": 8,
-    "projector_window_size": 6,
-    "projector_downsample_rate": 3,
-}
-
-
-class AudioFamily(NamedTuple):
-    """
-    Attributes:
-        model: the name of transformers' class, without its end "ForConditionalGeneration".
-        text, audio: what config.json has beside TEXT and AUDIO.
-        begin, token, end: what stands for a sound.
-        outer: what config.json has beside these.
-        settings: what the feature extractor's settings are beside WHISPER_SETTINGS.
-        part: the field of config.json with `audio`.
-    """
-
-    model: str
-    text: dict[str, Any]
-    audio: dict[str, Any]
-    begin: str
-    token: str
-    end: str
-    outer: Mapping[str, Any] = MappingProxyType({})
-    settings: Mapping[str, Any] = MappingProxyType({})
-    part: str = "audio_config"
-
-
-AUDIO_FAMILIES = {
-    "qwen2_audio": AudioFamily(
-        "Qwen2Audio", {"model_type": "qwen2"}, {}, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"
-    ),
-    "voxtral": AudioFamily(
-        "Voxtral",
-        {"model_type": "llama", "head_dim": 16},
-        {"encoder_ffn_dim": 96},
-        *("[BEGIN_AUDIO]", "[AUDIO]", ""),
-    ),
-    "qwen3_asr": AudioFamily(
-        "Qwen3ASR",
-        {"model_type": "qwen3", "head_dim": 16},
-        {"output_dim": 64, "n_window_infer": 200, "downsample_hidden_size": 6},
-        *("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
-        settings={"feature_extractor_type": "Qwen3ASRFeatureExtractor"},
-    ),
-    "audioflamingo3": AudioFamily(
-        "AudioFlamingo3",
-        {"model_type": "qwen2"},
-        {"model_type": "audioflamingo3_encoder"},
-        *("", "<sound>", ""),
-    ),
-    "glmasr": AudioFamily(
-        "GlmAsr",
-        {"model_type": "llama", "head_dim": 16},
-        GLM_ASR | {"model_type": "glmasr_encoder"},
-        *("<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"),
-        settings={"chunk_length": 4},
-    ),
-    **{
-        name: AudioFamily(
-            f"GraniteSpeech{end}",
-            {"model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.7},
-            GRANITE_SPEECH | more,
-            *("", "<|audio|>", ""),
-            outer={
-                "has_lora_adapter": False,
-                "window_size": 6,
-                "downsample_rate": 3,
-                "projector_config": GRANITE_PROJECTOR | {"encoder_hidden_size": width},
-            },
-            settings=GRANITE_SPEECH_SETTINGS,
-            part="encoder_config",
-        )
-        for name, end, more, width in (
-            ("granite_speech", "", {"model_type": "granite_speech_encoder"}, 32),
-            (
-                "granite_speech_plus",
-                "Plus",
-                {"model_type": "granite_speech_plus_encoder", "cat_hidden_layers": [0, 2]},
-                96,
-            ),
-        )
-    },
-}
 PROCESSORS = {"audioflamingo3": AudioFlamingo3Processor, "glmasr": GlmAsrProcessor}
 """Those that divide sounds and prepare each part as one."""
 UNPADDED = {"padding": True, "truncation": False}
@@ -278,9 +165,11 @@ def audio_inputs(
         return {"input_features": _parts_of(sounds)}
     if model in PROCESSORS:
         return _parts_apart(sounds, model)
-    if model.startswith("granite_speech"):
+    if model in ALONE:
         (sound,) = sounds
-        return {"input_features": granite_features(sound)[None]}
+        frames = ALONE[model](sound)[None]
+        whole = {"input_features_mask": torch.ones(frames.shape[:2], dtype=torch.long)}
+        return {"input_features": frames} | (whole if model == "fun_asr_nano" else {})
     if model == "gemma4":
         return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
     if model.startswith("qwen3_omni"):
@@ -342,6 +231,50 @@ def granite_features(sound: npt.NDArray[np.float32]) -> Tensor:
     return logs[: len(logs) // 2 * 2].reshape(-1, 2 * num_mels).float()
 
 
+def fun_asr_features(sound: npt.NDArray[np.float32]) -> Tensor:
+    """What `FunAsrNanoFeatureExtractor` computes of a sound with RATE samples a second by
+    torchaudio, [frames, features]: its definition in terms of transformers, which computes Kaldi's
+    features without torchaudio, too."""
+    num_mels = FUN_ASR_SETTINGS["feature_size"]
+    filters = mel_filter_bank(
+        257,
+        num_mels,
+        20.0,
+        RATE / 2,
+        RATE,
+        mel_scale="kaldi",
+        triangularize_in_mel_space=True,
+    )
+    logs = spectrogram(
+        sound,
+        window_function(400, "hamming", periodic=False),
+        frame_length=400,
+        hop_length=160,
+        fft_length=512,
+        power=2.0,
+        center=False,
+        preemphasis=0.97,
+        mel_filters=filters,
+        log_mel="log",
+        mel_floor=float(torch.finfo(torch.float32).eps),
+        remove_dc_offset=True,
+    ).T
+    extractor: Any = object.__new__(FunAsrNanoFeatureExtractor)
+    extractor.num_frames_lfr = FUN_ASR_SETTINGS["num_frames_lfr"]
+    extractor.stride_lfr = FUN_ASR_SETTINGS["stride_lfr"]
+    found: Tensor = extractor._apply_lfr(torch.tensor(logs).float())
+    return found
+
+
+ALONE = {
+    "granite_speech": granite_features,
+    "granite_speech_plus": granite_features,
+    "fun_asr_nano": fun_asr_features,
+}
+"""What computes features of those whose sounds transformers has to encode one by one: where it
+fills shorter ones, they read what is behind them."""
+
+
 def _parts_apart(sounds: Sequence[npt.NDArray[np.float32]], name: str) -> dict[str, Tensor]:
     """As a processor of PROCESSORS makes them."""
     kind = PROCESSORS[name]
@@ -387,7 +320,7 @@ def reference_tokens(
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens}
     options |= {"attention_mask": torch.ones_like(ids), "pad_token_id": 0}
     kind = model.config.model_type
-    if sounds and kind.startswith("granite_speech"):
+    if sounds and kind in ALONE:
         output = model.generate(inputs_embeds=_embeds_with(model, ids, sounds), **options)
         return list(output[0].tolist())
     output = model.generate(ids, **options, **(audio_inputs(sounds, kind) if sounds else {}))
@@ -401,5 +334,5 @@ def _embeds_with(model: Any, ids: Tensor, sounds: Sequence[npt.NDArray[np.float3
     kind, is_sound = model.config.model_type, ids == model.config.audio_token_id
     found = [model.get_audio_features(**audio_inputs([each], kind)) for each in sounds]
     embeds: Tensor = model.get_input_embeddings()(ids.masked_fill(is_sound, 0))
-    embeds[is_sound] = torch.cat([each.pooler_output[0] for each in found])
+    embeds[is_sound] = torch.cat([each.pooler_output.flatten(0, -2) for each in found])
     return embeds

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shmllm.errors import RequestError
 from shmllm.formats.audio_settings import (
     AudioSettings,
+    FunAsrSettings,
     Gemma4AudioSettings,
     GraniteSpeechSettings,
     UnpaddedSettings,
@@ -23,7 +24,7 @@ from shmllm.formats.audio_settings import (
     read_audio_settings,
 )
 from shmllm.formats.processor_files import missing_settings
-from shmllm.frontend.audio import features, gemma4_features
+from shmllm.frontend.audio import features, gemma4_features, kaldi_features
 from shmllm.frontend.audio.opening import open_audio
 from shmllm.frontend.audio.resampling import resampled
 from shmllm.frontend.audio.sound import Sound
@@ -37,6 +38,7 @@ _LOG_MEL: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] =
     UnpaddedSettings: features.unpadded_log_mel,
     Gemma4AudioSettings: gemma4_features.log_mel,
     GraniteSpeechSettings: features.stacked_log_mel,
+    FunAsrSettings: kaldi_features.log_mel,
 }
 """What computes features of samples, by the kind of extractor."""
 

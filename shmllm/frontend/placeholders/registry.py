@@ -18,6 +18,7 @@ from shmllm.frontend.placeholders.exaone4_5 import (
     Exaone45VideoPlaceholder,
 )
 from shmllm.frontend.placeholders.family import Config, Placeholder
+from shmllm.frontend.placeholders.fun_asr_nano import FunAsrPlaceholder
 from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.gemma4 import (
     Gemma4AudioPlaceholder,
@@ -82,6 +83,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
+    "FunAsrNanoForConditionalGeneration": (FunAsrPlaceholder,),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
     "Glm4vForConditionalGeneration": (Glm4vPlaceholder, Glm4vVideoPlaceholder),
     "Glm4vMoeForConditionalGeneration": (Glm4vMoePlaceholder, Glm4vMoeVideoPlaceholder),

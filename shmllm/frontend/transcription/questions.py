@@ -108,6 +108,7 @@ QUESTIONS: dict[str, Question] = {
     "AudioFlamingo3ForConditionalGeneration": Question(
         text="Transcribe the input speech.", is_first=True, read=_without_frame
     ),
+    "FunAsrNanoForConditionalGeneration": Question(),
     "GlmAsrForConditionalGeneration": Question(text="Please transcribe this audio into text"),
     "GraniteSpeechForConditionalGeneration": _OF_GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _OF_GRANITE,

@@ -1,4 +1,5 @@
-"""What towers for sounds are that have conformers (Gulati et al., 2020) and no table of positions.
+"""What towers for sounds are that are none of Whisper's kind: those of Granite Speech and
+Fun-ASR-Nano.
 
 This module must not import torch: front ends import it too.
 """
@@ -110,6 +111,84 @@ class GraniteSpeechTower:
     def num_embeddings(self, frames: int) -> int:
         """Returns how many embeddings a sound has."""
         return -(-frames // self.projector.window) * self.projector.num_queries
+
+    def num_inputs(self, frames: int) -> int:
+        """Returns how many frames the tower reads of a sound."""
+        return frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SanmLayers:
+    """Layers of attention and an MLP, each behind a norm.
+
+    Attributes:
+        hidden_size: the width of the stream.
+        num_layers: the number of layers.
+        num_heads: the number of heads.
+        inner: the width of the activation's output.
+        activation: the activation of the MLPs.
+        eps: of the norms.
+    """
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    inner: int
+    activation: VisionActivation
+    eps: float
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of their parameters."""
+        return self.num_layers * self.hidden_size * (4 * self.hidden_size + 2 * self.inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunAsrTower:
+    """The encoder of SenseVoice (An et al., "FunAudioLLM", 2024), whose attention adds a
+    convolution of values (SAN-M; Gao et al., 2020), two projections, and layers without a
+    convolution.
+
+    Attributes:
+        encoder: the layers of the encoder. The first one reads features of another width.
+        kernel: the length of the convolutions, in frames.
+        normed: the layers, from 0, with a norm behind them.
+        adaptor: the layers behind the projections.
+        projector_activation: the activation between the projections.
+        projector_width: the width of its output.
+        num_mels: the number of features of a frame.
+        most_frames: the most frames of a sound.
+    """
+
+    encoder: SanmLayers
+    kernel: int
+    normed: tuple[int, ...]
+    adaptor: SanmLayers
+    projector_activation: VisionActivation
+    projector_width: int
+    num_mels: int
+    most_frames: int
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        widths = self.encoder.hidden_size + self.adaptor.hidden_size
+        of_first = 3 * self.num_mels * self.encoder.hidden_size
+        of_layers = self.encoder.num_elements + self.adaptor.num_elements
+        return of_layers + of_first + self.projector_width * widths
+
+    @property
+    def most_activations(self) -> int:
+        """About the most numbers of a frame that are in memory at a time: features, and in a layer
+        two activations of the MLP or six tensors of the stream."""
+        of_layers = max(
+            2 * each.inner + 6 * each.hidden_size for each in (self.encoder, self.adaptor)
+        )
+        return max(of_layers, 2 * self.projector_width) + 3 * self.num_mels
+
+    def num_embeddings(self, frames: int) -> int:
+        """Returns how many embeddings a sound has."""
+        return frames
 
     def num_inputs(self, frames: int) -> int:
         """Returns how many frames the tower reads of a sound."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -25,3 +26,17 @@ def convolve_plane(dense: Dense, x: Tensor, stride: int = 2) -> Tensor:
     rows = windows.permute(0, 2, 3, 1, 4, 5).flatten(3)
     out: Tensor = dense(rows.flatten(0, 2))
     return out.view(*rows.shape[:3], -1)
+
+
+def convolve_columns(x: Tensor, kernel: Tensor) -> Tensor:
+    """Returns the convolution of each column over rows, [rows + size - 1, width] -> [rows, width].
+
+    Args:
+        x: the rows, and those around them that the first and the last one read.
+        kernel: [width, 1, size].
+    """
+    rows = len(x) - kernel.shape[-1] + 1
+    out = torch.zeros_like(x[:rows])
+    for place, factors in enumerate(kernel[:, 0].T):
+        out = out + x[place : place + rows] * factors
+    return out

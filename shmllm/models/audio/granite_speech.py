@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.audio.conformer_specs import GraniteSpeechTower
+from shmllm.models.audio.convolutions import convolve_columns
 from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.qformer import QFormerProjector
 from shmllm.models.audio.whisper import ENCODER
@@ -164,7 +165,4 @@ class _Convolution:
         begin, stop = max(before, 0), min(behind, len(x))
         gated = F.glu(self._up(self._norm(x[begin:stop])), -1)
         gated = F.pad(gated, (0, 0, begin - before, behind - stop))
-        mixed = torch.zeros_like(gated[: end - first])
-        for place, factors in enumerate(self._kernel[:, 0].T):
-            mixed = mixed + gated[place : place + end - first] * factors
-        return self._down(F.silu(self._fixed(mixed)))
+        return self._down(F.silu(self._fixed(convolve_columns(gated, self._kernel))))

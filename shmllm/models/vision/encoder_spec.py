@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu"]
+VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu", "relu"]
 
 
 class LayerSpec(Protocol):

@@ -42,13 +42,23 @@ def check_channels(vision: Fields) -> None:
             raise vision.error(f"{name} {count} is not supported; supported: 3")
 
 
-def read_vision_activation(fields: Fields, name: str, default: str) -> VisionActivation:
-    """Returns the activation that the field `name` asks for."""
+def read_vision_activation(
+    fields: Fields, name: str, default: str, further: Sequence[VisionActivation] = ()
+) -> VisionActivation:
+    """Returns the activation that the field `name` asks for.
+
+    Args:
+        fields: those that have it.
+        name: the field.
+        default: its meaning where it is absent.
+        further: others that the tower's family has.
+    """
     found = fields.text(name, default)
-    if found not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise fields.error(f"{name} {found!r} is not supported; supported: {known}")
-    return _ACTIVATIONS[found]
+    known: dict[str, VisionActivation] = _ACTIVATIONS | {str(each): each for each in further}
+    if found not in known:
+        listed = ", ".join(known)
+        raise fields.error(f"{name} {found!r} is not supported; supported: {listed}")
+    return known[found]
 
 
 def read_num_heads(

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.audio_models import AUDIO, AUDIO_FAMILIES, RATE, SECONDS, audio_inputs, tokenizer_with
+from support.audio_families import AUDIO_FAMILIES
+from support.audio_models import AUDIO, RATE, SECONDS, audio_inputs, tokenizer_with
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.audio.processor import AudioProcessor

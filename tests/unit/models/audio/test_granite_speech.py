@@ -8,29 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
 from support import lora_adapters
-from support.audio_models import (
-    GRANITE_SPEECH_SETTINGS,
-    RATE,
-    granite_features,
-    make_audio_model,
-    reference_tokens,
-)
+from support.audio_families import GRANITE_SPEECH_SETTINGS
+from support.audio_models import RATE, granite_features, make_audio_model, reference_tokens
 from support.model_helpers import allocate, assert_logits_close, load, our_logits, reference_logits
+from support.sound_checks import check_embeddings, embed, noise, prepared, read_config
 from support.tower_checks import same_on_all_threads
 from support.variants import slow
-from torch import Tensor
 
 from shmllm import LLM, SamplingParams
 from shmllm.config.load import with_only_text
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import MOST_SECONDS, read_audio_settings
-from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.registry import processors_of_model
 from shmllm.models.audio.conformer_specs import GraniteSpeechTower, QFormer
 from shmllm.models.audio.specs import AudioSpec
@@ -79,33 +72,11 @@ TOKENS = [int(token) for token in torch.randint(0, 440, (40,), generator=torch.m
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-def noise(seconds: float, seed: int = 3) -> npt.NDArray[np.float32]:
-    samples = np.random.default_rng(seed).standard_normal(int(RATE * seconds)) * 0.2
-    return samples.astype(np.float32)
-
-
-def prepared(directory: Path, samples: npt.NDArray[np.float32]) -> PreparedItem:
-    config = json.loads((directory / "config.json").read_text())
-    audio = processors_of_model(directory, config)["audio"]
-    return audio.prepare(audio.open("a sound", (samples, RATE)))
-
-
-@torch.inference_mode()
-def embed(model: DecoderModel, item: PreparedItem) -> Tensor:
-    return model.towers["audio"](torch.tensor(item.data), item.grid)
-
-
-@torch.inference_mode()
 def check(directory: Path, reference: Any, model: DecoderModel, seconds: float) -> None:
-    samples = noise(seconds)
-    item, features = prepared(directory, samples), granite_features(samples)
+    item, features = prepared(directory, noise(seconds)), granite_features(noise(seconds))
     assert item.grid == (len(features), 1, 1)
     np.testing.assert_allclose(item.data, features, rtol=0, atol=5e-6)
-    theirs = reference.get_audio_features(features[None]).pooler_output[0]
-    ours = embed(model, item)
-    assert ours.shape == theirs.shape
-    assert len(ours) == item.num_tokens
-    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-5
+    check_embeddings(directory, reference, model, seconds)
 
 
 @pytest.fixture(scope="module", params=["granite_speech", "granite_speech_plus"])
@@ -210,11 +181,6 @@ def test_prompts_with_sounds_have_the_models_adapter(tmp_path: Path) -> None:
         assert list(output.outputs[0].token_ids) == plain
 
 
-def read(directory: Path, whole: dict[str, Any]) -> ModelConfig:
-    (directory / "config.json").write_text(json.dumps(whole))
-    return ModelConfig.from_directory(directory)
-
-
 def whole(name: str = "GraniteSpeech", **fields: Any) -> dict[str, Any]:
     """config.json of transformers' defaults, but for the width that the projector reads."""
     projector = {"model_type": "blip_2_qformer", "encoder_hidden_size": 1024}
@@ -227,12 +193,12 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     some |= {"projector_config": {"encoder_hidden_size": 1024}, "vocab_size": 50000}
     own = whole()
     own["text_config"]["vocab_size"] = some["text_config"]["vocab_size"] = 50000
-    found = read(tmp_path, some | {"architectures": own["architectures"]})
-    theirs = read(tmp_path, own)
+    found = read_config(tmp_path, some | {"architectures": own["architectures"]})
+    theirs = read_config(tmp_path, own)
     assert found.audio == theirs.audio == SPEC
     assert found.layers == theirs.layers
     some["encoder_config"] = {"hidden_size": 1024, "num_hidden_layers": 10, "num_mel_bins": 160}
-    assert read(tmp_path, some | {"architectures": own["architectures"]}).audio == SPEC
+    assert read_config(tmp_path, some | {"architectures": own["architectures"]}).audio == SPEC
     assert (found.hidden_size, found.norm) == (theirs.hidden_size, theirs.norm)
     assert (found.tie_word_embeddings, theirs.tie_word_embeddings) == (True, True)
 
@@ -260,7 +226,7 @@ def test_what_is_not_computed_is_refused(
     found = whole() | {"audio_token_index": 3}
     (found if part is None else found[part]).update(fields)
     with pytest.raises(EngineStartError, match=rf"config\.json: .*{message}"):
-        read(tmp_path, found)
+        read_config(tmp_path, found)
 
 
 @pytest.mark.parametrize(

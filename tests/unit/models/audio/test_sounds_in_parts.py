@@ -3,26 +3,21 @@ fields."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import transformers
-from support.audio_models import RATE, audio_inputs, make_audio_model
+from support.audio_models import make_audio_model
 from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
+from support.sound_checks import check_embeddings, embed, noise, prepared, read_config
 from support.tower_checks import same_on_all_threads
 from support.variants import slow
-from torch import Tensor
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.items.registry import processors_of_model
 from shmllm.models.audio.specs import AudioFlamingoTower, AudioSpec, GlmAsrTower
-from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 
 NAMES = {"audioflamingo3": "AudioFlamingo3", "glmasr": "GlmAsr"}
@@ -54,37 +49,6 @@ SECONDS = [0.1, 1.013, 2.99, 3.0, 4.0, 4.01, 8.3]
 TOKENS = [int(token) for token in torch.randint(0, 440, (40,), generator=torch.manual_seed(3))]
 
 
-def noise(seconds: float) -> npt.NDArray[np.float32]:
-    """A loud beginning, so that the features of a later part are those of that part alone."""
-    length = int(RATE * seconds)
-    samples = np.random.default_rng(3).standard_normal(length) * np.exp(-np.arange(length) / 20_000)
-    return samples.astype(np.float32)
-
-
-def prepared(directory: Path, samples: npt.NDArray[np.float32]) -> PreparedItem:
-    config = json.loads((directory / "config.json").read_text())
-    audio = processors_of_model(directory, config)["audio"]
-    return audio.prepare(audio.open("a sound", (samples, RATE)))
-
-
-@torch.inference_mode()
-def embed(model: DecoderModel, item: PreparedItem) -> Tensor:
-    tower = model.towers["audio"]
-    return torch.cat([tower(torch.tensor(part.data), part.grid) for part in item.parts])
-
-
-@torch.inference_mode()
-def check(directory: Path, reference: Any, model: DecoderModel, seconds: float) -> None:
-    samples = noise(seconds)
-    item = prepared(directory, samples)
-    inputs = audio_inputs([samples], reference.config.model_type)
-    theirs = reference.get_audio_features(**inputs).pooler_output
-    ours = embed(model, item)
-    assert ours.shape == theirs.shape
-    assert len(ours) == item.num_tokens
-    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 2e-5
-
-
 @pytest.fixture(scope="module", params=NAMES)
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -97,7 +61,7 @@ def subject(
 @pytest.mark.parametrize("seconds", SECONDS)
 def test_embeddings_equal_transformers(seconds: float, subject: Any) -> None:
     """From samples on. A part that is too short for an embedding is left out."""
-    check(*subject, seconds)
+    check_embeddings(*subject, seconds)
 
 
 def test_logits_of_text_equal_transformers(subject: Any) -> None:
@@ -110,7 +74,7 @@ def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
     name, audio, outer = VARIANTS[variant]
     reference = make_audio_model(tmp_path, name, outer=outer, **audio)
     model = load(tmp_path)
-    check(tmp_path, reference, model, 1.3)
+    check_embeddings(tmp_path, reference, model, 1.3)
     assert_logits_close(our_logits(model, TOKENS), reference_logits(reference, TOKENS), 1e-4)
 
 
@@ -125,17 +89,13 @@ def test_a_sound_without_embeddings_is_refused(subject: Any) -> None:
         prepared(subject[0], np.ones(3, np.float32))
 
 
-def read(directory: Path, whole: dict[str, Any]) -> ModelConfig:
-    (directory / "config.json").write_text(json.dumps(whole))
-    return ModelConfig.from_directory(directory)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = getattr(transformers, f"{NAMES[name]}Config")().to_dict()
     architecture = {"architectures": [f"{NAMES[name]}ForConditionalGeneration"]}
     some = {"text_config": {"a": 1}, "audio_config": {"a": 1}}
-    found, own = read(tmp_path, architecture | some), read(tmp_path, theirs | architecture)
+    found = read_config(tmp_path, architecture | some)
+    own = read_config(tmp_path, theirs | architecture)
     assert found.audio == own.audio == SPECS[name]
     assert found.layers == own.layers
     assert (found.vocab_size, found.hidden_size) == (own.vocab_size, own.hidden_size)
@@ -170,4 +130,4 @@ def test_what_is_not_computed_is_refused(
     whole[part] |= fields
     whole["architectures"] = [f"{NAMES[name]}ForConditionalGeneration"]
     with pytest.raises(EngineStartError, match=rf"config\.json: .*{message}"):
-        read(tmp_path, whole)
+        read_config(tmp_path, whole)

@@ -1,0 +1,158 @@
+"""What the small models that hear sounds are; `audio_models.make_audio_model` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from support.vision_families import TEXT
+
+GLM_ASR = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 200,
+}
+"""Names of its own for the sizes of the encoder."""
+
+
+GRANITE_SPEECH: dict[str, Any] = {
+    "hidden_dim": 32,
+    "num_layers": 4,
+    "num_heads": 2,
+    "dim_head": 12,
+    "input_dim": 16,
+    "output_dim": 5,
+    "context_size": 10,
+    "max_pos_emb": 14,
+    "conv_kernel_size": 5,
+}
+GRANITE_PROJECTOR = {
+    "model_type": "blip_2_qformer",
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+}
+GRANITE_SPEECH_SETTINGS: dict[str, Any] = {
+    "feature_extractor_type": "GraniteSpeechFeatureExtractor",
+    "n_mels": 8,
+    "projector_window_size": 6,
+    "projector_downsample_rate": 3,
+}
+
+
+FUN_ASR: dict[str, Any] = {
+    "num_mel_bins": 8,
+    "num_stacked_frames": 3,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_timestamp_prediction_layers": 1,
+    "fsmn_kernel_size": 4,
+    "max_position_embeddings": 151,
+}
+FUN_ASR_SETTINGS: dict[str, Any] = {
+    "feature_extractor_type": "FunAsrNanoFeatureExtractor",
+    "feature_size": 8,
+    "num_frames_lfr": 3,
+    "stride_lfr": 4,
+}
+
+
+class AudioFamily(NamedTuple):
+    """
+    Attributes:
+        model: the name of transformers' class, without its end "ForConditionalGeneration".
+        text, audio: what config.json has beside TEXT and AUDIO.
+        begin, token, end: what stands for a sound.
+        outer: what config.json has beside these.
+        settings: what the feature extractor's settings are beside WHISPER_SETTINGS.
+        part: the field of config.json with `audio`.
+    """
+
+    model: str
+    text: dict[str, Any]
+    audio: dict[str, Any]
+    begin: str
+    token: str
+    end: str
+    outer: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = MappingProxyType({})
+    part: str = "audio_config"
+
+
+AUDIO_FAMILIES = {
+    "fun_asr_nano": AudioFamily(
+        "FunAsrNano",
+        {"model_type": "qwen3", "head_dim": 16},
+        FUN_ASR | {"model_type": "fun_asr_nano_encoder"},
+        *("", "<|object_ref_start|>", ""),
+        outer={
+            "adaptor_config": {
+                "hidden_size": TEXT["hidden_size"],
+                "num_attention_heads": 4,
+                "intermediate_size": TEXT["hidden_size"] // 4,
+                "projector_hidden_size": 48,
+            }
+        },
+        settings=FUN_ASR_SETTINGS,
+    ),
+    "qwen2_audio": AudioFamily(
+        "Qwen2Audio", {"model_type": "qwen2"}, {}, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"
+    ),
+    "voxtral": AudioFamily(
+        "Voxtral",
+        {"model_type": "llama", "head_dim": 16},
+        {"encoder_ffn_dim": 96},
+        *("[BEGIN_AUDIO]", "[AUDIO]", ""),
+    ),
+    "qwen3_asr": AudioFamily(
+        "Qwen3ASR",
+        {"model_type": "qwen3", "head_dim": 16},
+        {"output_dim": 64, "n_window_infer": 200, "downsample_hidden_size": 6},
+        *("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
+        settings={"feature_extractor_type": "Qwen3ASRFeatureExtractor"},
+    ),
+    "audioflamingo3": AudioFamily(
+        "AudioFlamingo3",
+        {"model_type": "qwen2"},
+        {"model_type": "audioflamingo3_encoder"},
+        *("", "<sound>", ""),
+    ),
+    "glmasr": AudioFamily(
+        "GlmAsr",
+        {"model_type": "llama", "head_dim": 16},
+        GLM_ASR | {"model_type": "glmasr_encoder"},
+        *("<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"),
+        settings={"chunk_length": 4},
+    ),
+    **{
+        name: AudioFamily(
+            f"GraniteSpeech{end}",
+            {"model_type": "granite", "embedding_multiplier": 3.0, "residual_multiplier": 0.7},
+            GRANITE_SPEECH | more,
+            *("", "<|audio|>", ""),
+            outer={
+                "has_lora_adapter": False,
+                "window_size": 6,
+                "downsample_rate": 3,
+                "projector_config": GRANITE_PROJECTOR | {"encoder_hidden_size": width},
+            },
+            settings=GRANITE_SPEECH_SETTINGS,
+            part="encoder_config",
+        )
+        for name, end, more, width in (
+            ("granite_speech", "", {"model_type": "granite_speech_encoder"}, 32),
+            (
+                "granite_speech_plus",
+                "Plus",
+                {"model_type": "granite_speech_plus_encoder", "cat_hidden_layers": [0, 2]},
+                96,
+            ),
+        )
+    },
+}
