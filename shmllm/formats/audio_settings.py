@@ -307,6 +307,7 @@ def _read_fun_asr(values: dict[str, Any], path: Path) -> FunAsrSettings:
 _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "WhisperFeatureExtractor": _read_whisper,
     "Gemma4AudioFeatureExtractor": _read_gemma4,
+    "MossTranscribeDiarizeFeatureExtractor": _read_whisper,
     "Qwen3ASRFeatureExtractor": _read_qwen3_asr,
     "GraniteSpeechFeatureExtractor": _read_granite_speech,
     "FunAsrNanoFeatureExtractor": _read_fun_asr,

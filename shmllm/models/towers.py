@@ -11,6 +11,7 @@ from shmllm.models.audio.fun_asr_nano import FunAsr
 from shmllm.models.audio.gemma4 import Gemma4Audio
 from shmllm.models.audio.glmasr import GlmAsr
 from shmllm.models.audio.granite_speech import GraniteSpeech
+from shmllm.models.audio.moss import Moss
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
 from shmllm.models.audio.qwen3_omni import Qwen3OmniAudio
 from shmllm.models.audio.specs import (
@@ -19,6 +20,7 @@ from shmllm.models.audio.specs import (
     Gemma4AudioTower,
     GlmAsrTower,
     KeysTower,
+    MossTower,
     Qwen2_5OmniAudioTower,
     Qwen3OmniAudioTower,
     VoxtralTower,
@@ -101,6 +103,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     KeysTower: WhisperKeys,
     AudioFlamingoTower: AudioFlamingo,
     GlmAsrTower: GlmAsr,
+    MossTower: Moss,
     GraniteSpeechTower: GraniteSpeech,
     FunAsrTower: FunAsr,
     Gemma4AudioTower: Gemma4Audio,

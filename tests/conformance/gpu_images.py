@@ -333,6 +333,7 @@ def encode_frames(directory: Path, name: str) -> Encoded:
 SOUNDS = {
     "voxtral": partial(make_encoded_sound, name="voxtral"),
     "glmasr": partial(make_encoded_sound, name="glmasr"),
+    "moss_transcribe_diarize": partial(make_encoded_sound, name="moss_transcribe_diarize"),
     "granite_speech": partial(encode_frames, name="granite_speech"),
     "fun_asr_nano": partial(encode_frames, name="fun_asr_nano"),
     "gemma4, a sound": encode_sound,

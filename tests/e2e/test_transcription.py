@@ -289,6 +289,7 @@ def test_usage(tmp_path: Path, arguments: list[str], message: bytes) -> None:
         slow("qwen3_asr", 31.0),
         slow("granite_speech", 31.0),
         slow("fun_asr_nano", 9.0),
+        slow("moss_transcribe_diarize", 9.0),
     ],
 )
 def test_models_that_are_asked_answer_for_each_window(

@@ -130,6 +130,17 @@ AUDIO_FAMILIES = {
         *("<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"),
         settings={"chunk_length": 4},
     ),
+    "moss_transcribe_diarize": AudioFamily(
+        "MossTranscribeDiarize",
+        {"model_type": "qwen3", "head_dim": 16},
+        {"model_type": "moss_transcribe_diarize_audio", "max_source_positions": 200},
+        *("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
+        outer={"audio_chunk_size": 64_000},
+        settings={
+            "feature_extractor_type": "MossTranscribeDiarizeFeatureExtractor",
+            "chunk_length": 4,
+        },
+    ),
     **{
         name: AudioFamily(
             f"GraniteSpeech{end}",

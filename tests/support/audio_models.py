@@ -24,6 +24,12 @@ from transformers.models.fun_asr_nano.feature_extraction_fun_asr_nano import (
 )
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
+from transformers.models.moss_transcribe_diarize.feature_extraction_moss_transcribe_diarize import (
+    MossTranscribeDiarizeFeatureExtractor,
+)
+from transformers.models.moss_transcribe_diarize.processing_moss_transcribe_diarize import (
+    MossTranscribeDiarizeProcessor,
+)
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
@@ -31,8 +37,18 @@ RATE = 16000
 SECONDS = 3
 """The longest sound."""
 AUDIO = WHISPER
-PROCESSORS = {"audioflamingo3": AudioFlamingo3Processor, "glmasr": GlmAsrProcessor}
-"""Those that divide sounds and prepare each part as one."""
+_MOST = {"max_audio_len": 600}
+_MARKS = {"audio_merge_size": 4, "audio_tokens_per_second": 12.5, "time_marker_every_seconds": 2}
+PROCESSORS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "audioflamingo3": (AudioFlamingo3Processor, transformers.WhisperFeatureExtractor, _MOST),
+    "glmasr": (GlmAsrProcessor, transformers.WhisperFeatureExtractor, _MOST),
+    "moss_transcribe_diarize": (
+        MossTranscribeDiarizeProcessor,
+        MossTranscribeDiarizeFeatureExtractor,
+        _MARKS,
+    ),
+}
+"""Those that divide sounds and prepare each part as one, with feature extractors and attributes."""
 UNPADDED = {"padding": True, "truncation": False}
 """How the processors of Qwen 3 Omni and Qwen 3 ASR call the extractor."""
 GEMMA4_AUDIO_MELS = 16
@@ -145,11 +161,10 @@ def gemma4_extractor(**settings: Any) -> Any:
     return Gemma4AudioFeatureExtractor(**{"feature_size": GEMMA4_AUDIO_MELS} | settings)
 
 
-def extractor(name: str = "qwen2_audio") -> Any:
-    """transformers' feature extractor of a family that has Whisper's."""
+def extractor(name: str = "qwen2_audio", make: Any = transformers.WhisperFeatureExtractor) -> Any:
+    """transformers' feature extractor of a family that has Whisper's, or one that is made alike."""
     settings = {**WHISPER_SETTINGS, **AUDIO_FAMILIES[name].settings}
-    sizes = {name: settings[name] for name in ("feature_size", "chunk_length")}
-    return transformers.WhisperFeatureExtractor(**sizes)
+    return make(**{name: settings[name] for name in ("feature_size", "chunk_length")})
 
 
 def audio_inputs(
@@ -164,7 +179,7 @@ def audio_inputs(
     if model == "voxtral":
         return {"input_features": _parts_of(sounds)}
     if model in PROCESSORS:
-        return _parts_apart(sounds, model)
+        return processed_in_parts(sounds, model)[0]
     if model in ALONE:
         (sound,) = sounds
         frames = ALONE[model](sound)[None]
@@ -275,15 +290,21 @@ ALONE = {
 fills shorter ones, they read what is behind them."""
 
 
-def _parts_apart(sounds: Sequence[npt.NDArray[np.float32]], name: str) -> dict[str, Tensor]:
-    """As a processor of PROCESSORS makes them."""
-    kind = PROCESSORS[name]
+def processed_in_parts(
+    sounds: Sequence[npt.NDArray[np.float32]], name: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """What a processor of PROCESSORS makes of sounds: inputs of the model, and what stands for each
+    in a prompt."""
+    kind, make, own = PROCESSORS[name]
     processor: Any = object.__new__(kind)
-    processor.feature_extractor, processor.max_audio_len = extractor(name), 600
+    processor.feature_extractor = extractor(name, make)
     processor.audio_token = AUDIO_FAMILIES[name].token
-    found, texts = processor._process_audio(list(sounds), **kind.audio_kwargs)
-    assert len(texts) == len(sounds)
-    return {each: found[each] for each in ("input_features", "input_features_mask")}
+    for attribute, value in own.items():
+        setattr(processor, attribute, value)
+    options = {"sampling_rate": RATE, "return_attention_mask": True, "return_tensors": "pt"}
+    found, texts = processor._process_audio(list(sounds), **options)
+    names = ("input_features", "input_features_mask", "padding_mask")
+    return {each: torch.as_tensor(found[each]) for each in names if each in found}, texts
 
 
 @one_thread()

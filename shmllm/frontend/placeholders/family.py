@@ -247,11 +247,18 @@ class Config:
     Attributes:
         values: the object.
         where: its name in messages.
+        processor: the content of processor_config.json, for those that read it.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str = "config.json",
+        processor: Mapping[str, Any] | None = None,
+    ) -> None:
         self.values = values
         self.where = where
+        self.processor = processor or {}
 
     def error(self, message: str) -> EngineStartError:
         """An error about this object; the caller raises it."""

@@ -20,6 +20,7 @@ class Qwen2AudioPlaceholder(AudioPlaceholder):
         DEFAULT_ID: the token that stands for an embedding, where config.json names none.
         BEGIN, TOKEN, END: the texts of the tokens of a sound, where the tokenizer names none.
         POSITIONS: the field of ``audio_config`` with the positions of the tower.
+        NUM_MELS: the features of a frame, where it has none.
     """
 
     DEFAULT_ID: ClassVar[int] = 151646
@@ -27,6 +28,7 @@ class Qwen2AudioPlaceholder(AudioPlaceholder):
     TOKEN: ClassVar[str] = "<|AUDIO|>"
     END: ClassVar[str] = "<|audio_eos|>"
     POSITIONS: ClassVar[str] = "max_source_positions"
+    NUM_MELS: ClassVar[int] = 128
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
@@ -38,7 +40,7 @@ class Qwen2AudioPlaceholder(AudioPlaceholder):
         end = texts.get("audio_eos_token", cls.END)
         return cls(
             **one_token(text, token, mark=f"{begin}{text}{end}"),
-            num_mels=audio.integer("num_mel_bins", default=128),
+            num_mels=audio.integer("num_mel_bins", default=cls.NUM_MELS),
             most_frames=2 * audio.integer(cls.POSITIONS, default=1500),
         )
 

@@ -51,6 +51,7 @@ from shmllm.frontend.placeholders.llava import (
 from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
+from shmllm.frontend.placeholders.moss import MossPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import (
     AudioFlamingoPlaceholder,
     GlmAsrPlaceholder,
@@ -107,6 +108,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
+    "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),
     "PaddleOCRVLForConditionalGeneration": (PaddleOcrVlPlaceholder,),
     "PaliGemmaForConditionalGeneration": (PaliGemmaPlaceholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
@@ -161,7 +163,8 @@ def placeholders_of_model(
     families = FAMILIES.get(name, ()) if isinstance(name, str) else ()
     if not families:
         return {}
-    found = Config(config, str(directory / "config.json"))
+    processor = read_object(directory / PROCESSOR)
+    found = Config(config, str(directory / "config.json"), processor)
     texts = _special_texts(directory / PROCESSOR) | _special_texts(directory / _TOKENIZER)
     return {each.modality: each.of(found, texts) for each in families if each.is_taken(found)}
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.transcription import quality
-from shmllm.frontend.transcription.questions import Question
+from shmllm.frontend.transcription.questions import Question, Timed
 from shmllm.frontend.transcription.rounds import Generate, OnDone, Part, Rounds
 from shmllm.outputs.request import CompletionOutput
 from shmllm.outputs.transcription import Segment
 from shmllm.params.sampling import SamplingParams
 
 MOST_SECONDS = 30
-"""The longest window, also of models that hear longer ones: a segment is a window."""
+"""The longest window, also of models that hear longer ones: a segment is a window, or a part."""
 _FEWEST_TOKENS, _TOKENS_OF_SECOND = 32, 16
 """A reply has at most so many tokens, whatever its window is, and for each second of it."""
 
@@ -61,9 +61,19 @@ class Asker(Rounds):
     def _read(self, part: Part, output: CompletionOutput) -> None:
         found, words = self._question.read(output.text, self._question.languages)
         part.language = self._language or found
-        start = part.window.start
-        end = start + self._seconds(part)
-        part.segments = [Segment(round(start, 3), round(end, 3), words)] if words else []
+        start, length = part.window.start, self._seconds(part)
+        read_times = self._question.read_times
+        timed = [] if read_times is None else read_times(output.text)
+        if not timed and words:
+            timed = [Timed(0.0, length, words)]
+        part.segments = [
+            Segment(
+                round(start + min(begin, length), 3),
+                round(start + min(max(begin, end), length), 3),
+                said,
+            )
+            for begin, end, said in timed
+        ]
         part.logprob = quality.mean_logprob(output)
 
     def _sound(self, part: Part) -> tuple[Any, int]:

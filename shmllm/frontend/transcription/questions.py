@@ -6,11 +6,27 @@ as they have some.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmllm.errors import RequestError
+
+
+class Timed(NamedTuple):
+    """A part of a reply that says when it is said.
+
+    Attributes:
+        begin, end: in seconds from the beginning of the window.
+        words: what is said.
+    """
+
+    begin: float
+    end: float
+    words: str
+
 
 Reply = tuple[str, str]
 """The code of a language, empty if the reply names none, and what is said."""
@@ -48,6 +64,31 @@ def _without_frame(text: str, names: Mapping[str, str]) -> Reply:
     return "", words[1:-1].strip() if is_quoted else words
 
 
+_TIMED = re.compile(r"\[([^\[\]]+)\]\[S\d+\](.*?)\[([^\[\]]+)\]", re.DOTALL)
+
+
+def _timed(text: str) -> list[Timed]:
+    """Reads "[0.00][S01]Hello there.[7.56]", times also as minutes and seconds, without the numbers
+    of speakers. What has no such form is left out."""
+    found = []
+    for begin, words, end in _TIMED.findall(text):
+        first, last = _seconds_of(begin), _seconds_of(end)
+        if first is not None and last is not None and words.strip():
+            found.append(Timed(first, last, words.strip()))
+    return found
+
+
+def _seconds_of(text: str) -> float | None:
+    """The seconds of "1:02:03.4"; None: it is no time."""
+    parts = text.strip().split(":")
+    try:
+        values = [float(part) for part in parts]
+    except ValueError:
+        return None
+    seconds = sum(value * 60**place for place, value in enumerate(reversed(values)))
+    return seconds if 0 <= seconds < math.inf else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """
@@ -57,6 +98,7 @@ class Question:
         languages: what the model calls languages, by their codes.
         begin: what a reply begins with that names a language, which takes the place of "{}".
         read: makes a Reply of what the model writes, and of `languages`.
+        read_times: finds parts with times in what the model writes; None: there are none.
     """
 
     text: str = ""
@@ -64,6 +106,7 @@ class Question:
     languages: Mapping[str, str] = field(default_factory=dict)
     begin: str = ""
     read: Callable[[str, Mapping[str, str]], Reply] = _whole
+    read_times: Callable[[str], list[Timed]] | None = None
 
     def check(self, language: str | None, task: str) -> None:
         """Raises RequestError if the model cannot be asked for a language, or for a task."""
@@ -112,6 +155,7 @@ QUESTIONS: dict[str, Question] = {
     "GlmAsrForConditionalGeneration": Question(text="Please transcribe this audio into text"),
     "GraniteSpeechForConditionalGeneration": _OF_GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _OF_GRANITE,
+    "MossTranscribeDiarizeForConditionalGeneration": Question(read_times=_timed),
     "Qwen3ASRForConditionalGeneration": Question(
         languages=_OF_QWEN, begin="language {}<asr_text>", read=_behind_language
     ),

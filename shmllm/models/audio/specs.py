@@ -244,6 +244,30 @@ class GlmAsrTower(WhisperTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MossTower(WhisperTower):
+    """The encoder of Whisper, two projections of several of its results together, and a norm. It
+    reads the silence behind a sound, too.
+
+    Attributes:
+        factor: how many results become an embedding; those behind a sound fill the last one.
+        projector_activation: the activation between the projections.
+        projector_bias: whether the projections have biases.
+        eps: of the norm.
+    """
+
+    factor: int = 4
+    projector_activation: VisionActivation = "silu"
+    projector_bias: bool = True
+    eps: float = 1e-6
+
+    def num_embeddings(self, frames: int) -> int:
+        return -(-num_positions(frames) // self.factor)
+
+    def num_inputs(self, frames: int) -> int:
+        return self.most_frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen2_5OmniAudioTower(WhisperTower):
     """The layers of Whisper's encoder, which attend within chunks of a sound; positions begin anew
     in each. Means of pairs of the results, a norm and a projection follow.

@@ -9,20 +9,23 @@ import numpy as np
 import pytest
 from transformers.models.audioflamingo3.processing_audioflamingo3 import AudioFlamingo3Processor
 from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
+from transformers.models.moss_transcribe_diarize.processing_moss_transcribe_diarize import (
+    MossTranscribeDiarizeProcessor,
+)
 from transformers.models.qwen3_asr import processing_qwen3_asr
 
 from shmllm.errors import RequestError
 from shmllm.frontend.transcription.asker import Asker
-from shmllm.frontend.transcription.questions import QUESTIONS, Question
+from shmllm.frontend.transcription.questions import QUESTIONS, Question, _seconds_of
 from shmllm.frontend.transcription.rounds import Part
 from shmllm.frontend.transcription.windows import Window
 from shmllm.outputs.logprobs import Logprob
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.outputs.transcription import Segment
 
-QWEN, GLM, FLAMINGO = (
+QWEN, GLM, FLAMINGO, MOSS = (
     QUESTIONS[f"{name}ForConditionalGeneration"]
-    for name in ("Qwen3ASR", "GlmAsr", "AudioFlamingo3")
+    for name in ("Qwen3ASR", "GlmAsr", "AudioFlamingo3", "MossTranscribeDiarize")
 )
 RATE = 100
 
@@ -165,3 +168,14 @@ def test_an_unlikely_text_is_kept_in_the_end() -> None:
 
 def test_a_window_without_words_has_no_segment() -> None:
     assert [part.segments for part in ask(QWEN, Model("language None<asr_text>"))] == [[], []]
+
+
+def test_replies_with_times_are_several_segments() -> None:
+    text = "[0.50][S01]Hello there.[1.25] [1.25][S02] [2.00][0:02.5][S01]Again[0:70][x][S01]No[2]"
+    parts = ask(MOSS, Model(text))
+    assert parts[1].segments == [Segment(5.5, 6.25, "Hello there."), Segment(7.5, 10.0, "Again")]
+    processor: Any = object.__new__(MossTranscribeDiarizeProcessor)
+    assert [processor.parse_timestamp(each) for each in ("7.56", "1:23", "01:02:03")] == [
+        _seconds_of(each) for each in ("7.56", "1:23", "01:02:03")
+    ]
+    assert ask(MOSS, Model("no times"))[0].segments == [Segment(0.0, 5.0, "no times")]

@@ -1,8 +1,9 @@
-"""Audio Flamingo 3 and GLM-ASR: their embeddings of sounds, compared with transformers, and their
-fields."""
+"""Audio Flamingo 3, GLM-ASR and MOSS-Transcribe-Diarize: their embeddings of sounds, compared with
+transformers, and their fields."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,24 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from support.audio_models import make_audio_model
+from support.audio_families import AUDIO_FAMILIES
+from support.audio_models import make_audio_model, processed_in_parts
 from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
 from support.sound_checks import check_embeddings, embed, noise, prepared, read_config
 from support.tower_checks import same_on_all_threads
 from support.variants import slow
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.models.audio.specs import AudioFlamingoTower, AudioSpec, GlmAsrTower
+from shmllm.frontend.items.registry import processors_of_model
+from shmllm.models.audio.specs import AudioFlamingoTower, AudioSpec, GlmAsrTower, MossTower
 from shmllm.models.decoder import DecoderModel
 
-NAMES = {"audioflamingo3": "AudioFlamingo3", "glmasr": "GlmAsr"}
+MOSS = "moss_transcribe_diarize"
+NAMES = {
+    "audioflamingo3": "AudioFlamingo3",
+    "glmasr": "GlmAsr",
+    MOSS: "MossTranscribeDiarize",
+}
 """Our modules, and the beginnings of transformers' classes."""
 WHISPER: dict[str, Any] = {
     "hidden_size": 1280,
@@ -35,6 +43,18 @@ SPECS = {
     "audioflamingo3": AudioSpec(token=151669, tower=AudioFlamingoTower(**WHISPER)),
     "glmasr": AudioSpec(token=59260, tower=GlmAsrTower(**WHISPER, rotary_dim=32, theta=10_000.0)),
 }
+SPECS[MOSS] = AudioSpec(
+    token=151671,
+    tower=MossTower(
+        hidden_size=1024,
+        num_layers=24,
+        num_heads=16,
+        inner=4096,
+        activation="gelu",
+        num_mels=80,
+        num_positions=1500,
+    ),
+)
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no biases": ("audioflamingo3", {}, {"projector_bias": False, "projector_hidden_act": "silu"}),
     "silu": ("audioflamingo3", {"activation_function": "silu"}, {}),
@@ -44,6 +64,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"projector_hidden_act": "gelu_pytorch_tanh"},
     ),
     "tied": ("glmasr", {"hidden_act": "silu"}, {"tie_word_embeddings": True}),
+    "pairs": (MOSS, {}, {"audio_merge_size": 2, "tie_word_embeddings": True}),
 }
 SECONDS = [0.1, 1.013, 2.99, 3.0, 4.0, 4.01, 8.3]
 TOKENS = [int(token) for token in torch.randint(0, 440, (40,), generator=torch.manual_seed(3))]
@@ -62,6 +83,20 @@ def subject(
 def test_embeddings_equal_transformers(seconds: float, subject: Any) -> None:
     """From samples on. A part that is too short for an embedding is left out."""
     check_embeddings(*subject, seconds)
+
+
+@pytest.mark.parametrize("seconds", [1.2, 3.99, 4.2, 13.0])
+def test_prompts_have_what_processors_write(seconds: float, subject: Any) -> None:
+    """MOSS-Transcribe-Diarize has each other second among its tokens."""
+    directory, reference, _ = subject
+    name, samples = reference.config.model_type, noise(seconds)
+    family = AUDIO_FAMILIES[name]
+    config = json.loads((directory / "config.json").read_text())
+    audio = processors_of_model(directory, config)["audio"]
+    _, (text,) = processed_in_parts([samples], name)
+    ours = audio.expand_text("prompt", audio.mark, [prepared(directory, samples)])
+    assert ours == f"{family.begin}{text}{family.end}"
+    assert ("<|audio_pad|>2<|audio_pad|>" in ours) == (name == MOSS and seconds > 2)
 
 
 def test_logits_of_text_equal_transformers(subject: Any) -> None:
@@ -85,6 +120,9 @@ def test_the_number_of_threads_changes_no_bit(subject: Any) -> None:
 
 
 def test_a_sound_without_embeddings_is_refused(subject: Any) -> None:
+    if subject[1].config.model_type == MOSS:  # which rounds up
+        assert prepared(subject[0], np.ones(3, np.float32)).num_tokens == 1
+        return
     with pytest.raises(RequestError, match="too short: it has 3 samples"):
         prepared(subject[0], np.ones(3, np.float32))
 
@@ -101,7 +139,7 @@ def test_defaults_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert (found.vocab_size, found.hidden_size) == (own.vocab_size, own.hidden_size)
     assert found.max_position_embeddings == own.max_position_embeddings
     assert (found.norm, found.tie_word_embeddings) == (own.norm, own.tie_word_embeddings)
-    assert found.tie_word_embeddings == (name == "glmasr")
+    assert found.tie_word_embeddings == (name != "audioflamingo3")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +159,8 @@ def test_defaults_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         ("audioflamingo3", "audio_config", {"model_type": "whisper"}, "audioflamingo3_encoder"),
         ("audioflamingo3", "audio_config", {"activation_function": "relu"}, "'relu' is not supp"),
         ("audioflamingo3", "text_config", {"model_type": "llama"}, "supported: qwen2"),
+        (MOSS, "audio_config", {"max_source_positions": 1502}, "must divide max_source_positions"),
+        (MOSS, "audio_config", {"model_type": "whisper"}, "moss_transcribe_diarize_audio"),
     ],
 )
 def test_what_is_not_computed_is_refused(
