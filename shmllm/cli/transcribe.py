@@ -66,7 +66,7 @@ FORMATS = ("txt", "srt", "vtt", "json")
 @metrics_port_option
 @engine_options
 def transcribe(**options: Any) -> int:
-    """Write down what is said in sounds, with a model like Whisper."""
+    """Write down what is said in sounds, with Whisper or another model that transcribes."""
     with interruptible():
         return run(options)
 

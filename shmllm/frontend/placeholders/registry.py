@@ -50,8 +50,8 @@ from shmllm.frontend.placeholders.llava import (
 )
 from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
-from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.moss import MossPlaceholder
+from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import (
     AudioFlamingoPlaceholder,
     GlmAsrPlaceholder,
