@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from shmllm.config.items import ItemInfo
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.adapters import RequestAdapters, read_default_adapters
 from shmllm.params.lora import LoRARequest
@@ -20,9 +22,12 @@ def request(*modalities: str) -> Any:
     return SimpleNamespace(submitted=SimpleNamespace(lora=None, items=items))
 
 
-def adapters(max_loras: int = 2) -> RequestAdapters:
-    info: Any = SimpleNamespace(max_loras=max_loras)
-    return RequestAdapters(info, DEFAULTS)
+def adapters(
+    max_loras: int = 2, of_model: str = "", defaults: Mapping[str, LoRARequest] = DEFAULTS
+) -> RequestAdapters:
+    items = ItemInfo(modalities=("image", "audio"), sound_adapter=of_model)
+    info: Any = SimpleNamespace(max_loras=max_loras, items=items)
+    return RequestAdapters(info, defaults)
 
 
 def names(requests: list[Any]) -> list[str | None]:
@@ -45,6 +50,23 @@ def test_items_choose_an_adapter_unless_one_is_given(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         assert names(adapters().set([request("image", "audio")], None)) == [None]
     assert "a prompt with audio and image gets none of the adapters of default_mm" in caplog.text
+
+
+def test_sounds_have_the_models_own_adapter_unless_another_one_is_named() -> None:
+    def paths(found: list[Any]) -> list[str | None]:
+        return [each.submitted.lora and each.submitted.lora.lora_path for each in found]
+
+    asked = [request("audio"), request("image"), request()]
+    found = adapters(of_model="/model", defaults={}).set(asked, None)
+    assert paths(found) == ["/model", None, None]
+    found = adapters(of_model="/model").set([request("audio"), request("image")], None)
+    assert paths(found) == ["/of/sounds", "/of/images"]
+    given = LoRARequest("own", 9, "/own")
+    assert paths(adapters(of_model="/model").set([request("audio")], given)) == ["/own"]
+    without = adapters(max_loras=0, of_model="/model", defaults={})
+    assert paths(without.set([request("image")], None)) == [None]
+    with pytest.raises(RequestError, match="for prompts with sounds, in /model: start the engine"):
+        without.set([request("audio")], None)
 
 
 def test_what_is_no_adapter_is_an_error() -> None:
