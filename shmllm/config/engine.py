@@ -216,9 +216,9 @@ class EngineConfig(Section):
             self._check_division()
         if self.load.decode_kernel == "persistent":
             self._check_decoder()
-        if self.speculative.method == "eagle3":
+        if self.speculative.reads_states:
             self._refuse_with(
-                "the speculative method 'eagle3'",
+                f"the speculative method {self.speculative.method!r}",
                 {
                     "model_impl='transformers'": self.load.model_impl == "transformers",
                     "decode_kernel='persistent'": self.load.decode_kernel == "persistent",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from shmllm.config.options import Flag, Free, Number, OneOf, Section, Whole, option
 from shmllm.errors import EngineStartError
 
-Method = Literal["ngram", "suffix", "draft_model", "mtp", "eagle3"]
+Method = Literal["ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3"]
 METHODS_WITHOUT_MODEL: tuple[Method, ...] = ("ngram", "suffix", "mtp")
 """The methods that need no other model than the engine's."""
-METHODS_OF_MODELS: tuple[Method, ...] = ("draft_model", "eagle3")
+METHODS_OF_HEADS: tuple[Method, ...] = ("eagle", "eagle3")
+"""The methods of heads, which read hidden states of the model."""
+METHODS_OF_MODELS: tuple[Method, ...] = ("draft_model", *METHODS_OF_HEADS)
 """The methods of other models, in directories of their own."""
 MOST_DRAFTING = 64
 """The largest number of requests for which tokens are drafted in a step: with more, steps are no
@@ -24,6 +26,7 @@ _DEFAULT_DRAFTED: dict[Method, int] = {
     "suffix": 16,
     "draft_model": 3,
     "mtp": 1,
+    "eagle": 3,
     "eagle3": 3,
 }
 
@@ -34,14 +37,15 @@ class SpeculativeConfig(Section):
 
     Attributes:
         model_directory: the directory of `model`.
+        model_architecture: the architecture of a head whose config.json has that of its layer.
     """
 
     method: Method | None = option(
         None,
         'Who drafts: "ngram" finds what followed the last tokens before, "suffix" does so in the '
         'outputs of other requests, too, "draft_model" is a smaller model, "mtp" are layers of the '
-        'model itself that predict further tokens, "eagle3" is a layer in files of its own that '
-        "reads hidden states of the model.",
+        'model itself that predict further tokens, "eagle" and "eagle3" are layers in files of '
+        "their own that read hidden states of the model.",
         OneOf(get_args(Method), optional=True),
     )
     num_speculative_tokens: int | None = option(
@@ -76,6 +80,7 @@ class SpeculativeConfig(Section):
         Flag(),
     )
     model_directory: str = ""
+    model_architecture: str = ""
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -92,6 +97,17 @@ class SpeculativeConfig(Section):
         if self.method is None:
             return 0
         return self.num_speculative_tokens or _DEFAULT_DRAFTED[self.method]
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether a head drafts that reads hidden states of the model."""
+        return self.method in METHODS_OF_HEADS
+
+    @property
+    def model_overrides(self) -> dict[str, Any] | None:
+        """The fields that take the place of those in config.json of `model`."""
+        name = self.model_architecture
+        return {"architectures": [name]} if name else None
 
     @property
     def lookup_max(self) -> int:

@@ -7,36 +7,31 @@ small JSON files, never weights. It must not know how a name leads to a director
 from __future__ import annotations
 
 import glob
-import json
-import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shmllm.config.host import available_memory_bytes
 from shmllm.errors import EngineStartError
+from shmllm.formats.eagle_heads import PREFIXES, head_name, verifier_of
 from shmllm.formats.gguf_directory import IDENTITY
+from shmllm.formats.safetensors_header import read_header
 from shmllm.formats.text_files import one_line, read_json_object
 from shmllm.frontend.model_files import gguf_files, gguf_names
 from shmllm.plugins.entry_points import load_general_plugins
+
+if TYPE_CHECKING:
+    from shmllm.models.eagle_specs import EagleSpec
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 FLOATS = ("F32", "F16", "BF16")
 """What GGUF files call the types of numbers that are not quantised."""
 FLOAT32_BYTES = 4
-_LENGTH = struct.Struct("<Q")
-_MOST_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library."""
-_DRAFTS = "an EAGLE-3 head, which drafts for another model"
+_DRAFTS = "a head, which drafts for another model"
 _AS_DRAFTER = "give that model, and this one as --draft or as speculative_config={'model': ...}"
-_DAMAGE = (
-    OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError
-)  # fmt: skip
-"""What the header of a damaged safetensors file causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,8 @@ class Contents:
         remedy: what the user can do about the problem.
         quantization: how the weights are stored: in a GGUF file such as "Q4_1", in others such as
             "gptq"; "" for floating numbers.
-        is_head: whether it is an EAGLE-3 head, which no engine can load as its model.
+        head: what it reads of another model, if it is a head that drafts for that, which no engine
+            can load as its model; None: it is none.
     """
 
     path: Path
@@ -60,7 +56,7 @@ class Contents:
     problem: str = ""
     remedy: str = ""
     quantization: str = ""
-    is_head: bool = False
+    head: EagleSpec | None = None
 
     @property
     def error(self) -> EngineStartError:
@@ -94,6 +90,21 @@ class ModelRecord:
     size_bytes: int | None = None
     problem: str | None = None
     remedy: str | None = None
+
+
+class Drafter(NamedTuple):
+    """How a directory drafts.
+
+    directory: as given.
+    method: by which method.
+    architecture: that of a head whose config.json has the one of its layer; "": it has its own.
+    is_parallel: whether a head drafts all tokens at once.
+    """
+
+    directory: Path
+    method: str
+    architecture: str = ""
+    is_parallel: bool = False
 
 
 def contents_of(
@@ -151,18 +162,31 @@ def check_model(
         raise found.error
 
 
-def check_drafter(directory: Path) -> bool:
-    """Return whether a directory has an EAGLE-3 head, and not a whole model that drafts.
+def check_drafter(directory: Path, method: str | None) -> Drafter:
+    """Return how a directory drafts.
+
+    Args:
+        directory: the directory.
+        method: the method that the user names. SafeAILab's and other heads have the name of their
+            layer's architecture in config.json, which is no head's without a method.
 
     Raises:
         EngineStartError: as `check_model`.
     """
     if (directory / IDENTITY).is_file():
-        return False
-    found = contents_of(directory)
-    if found.problem and not found.is_head:
+        return Drafter(directory, "draft_model")
+    overrides: dict[str, Any] = {}
+    headers = map(read_header, directory.glob("*.safetensors"))
+    if method in PREFIXES and any("fc.weight" in each.names for each in headers):
+        name = head_name(contents_of(directory).architecture, PREFIXES[method])
+        overrides["architectures"] = [name]
+    found = contents_of(directory, overrides=overrides)
+    if found.problem and found.head is None:
         raise found.error
-    return found.is_head
+    if found.head is None:
+        return Drafter(directory, "draft_model")
+    (name,) = overrides.get("architectures", [""])
+    return Drafter(directory, found.head.method, name, found.head.mask_token is not None)
 
 
 def record_of_model(
@@ -190,7 +214,9 @@ def _record(name: str, source: str, path: Path, size_bytes: int | None) -> Model
     try:
         parameters = num_parameters(path)
         problem, remedy = found.problem, found.remedy
-        if not problem:
+        if found.head is not None and verifier_of(path) is not None:
+            problem, remedy = "", ""  # its name is enough for both
+        elif not problem:
             problem, remedy = _lack(found, parameters)
     except EngineStartError as error:
         problem, remedy = one_line(error), ""
@@ -216,7 +242,7 @@ def num_parameters(path: Path) -> int | None:
     """
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
     if files:
-        return sum(map(_elements_of_safetensors, files))
+        return sum(read_header(each).num_elements for each in files)
     files = gguf_files(path) if path.is_dir() else [path]
     if not files:
         return None
@@ -224,36 +250,6 @@ def num_parameters(path: Path) -> int | None:
 
     header = read_pieces(pieces_of(files[0]))
     return sum(prod(each.shape) for each in header.tensors.values())
-
-
-_NIBBLES = {"I32": 8, "U8": 2}
-"""The elements of 4 bits in a number, by the dtypes that quantized checkpoints have them in. Others
-are counted as if they were 4 bits, and scales as weights."""
-
-
-def _elements_of_safetensors(path: Path) -> int:
-    try:
-        with open(path, "rb") as file:
-            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
-            if length > min(_MOST_HEADER_BYTES, os.fstat(file.fileno()).st_size):
-                raise ValueError(f"its header would have {length:,} bytes")
-            header = json.loads(file.read(length))
-        tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-        return sum(
-            _elements(tensor["shape"]) * _NIBBLES.get(tensor["dtype"], 1) for tensor in tensors
-        )
-    except _DAMAGE as error:
-        raise EngineStartError(
-            f"{path} is damaged or not a safetensors file ({one_line(error)}); copy or download it "
-            "again"
-        ) from None
-
-
-def _elements(shape: list[Any]) -> int:
-    """The number of elements of a shape from a file; ValueError if it cannot be one."""
-    if not all(type(size) is int and 0 <= size < 2**63 for size in shape):
-        raise ValueError(f"a tensor has the shape {str(shape)[:60]}")
-    return prod(shape)
 
 
 def _adapter_contents(path: Path) -> Contents:
@@ -299,7 +295,7 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
 
     config_path = path / CONFIG
     architecture = method = ""
-    is_head = False
+    head = None
     try:
         config = read_config(path)
         names = config.get("architectures")
@@ -312,7 +308,7 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
         load_general_plugins()
         if ours:
             model = ModelConfig.from_fields(read_fields(path, overrides), path)
-            is_head = model.eagle is not None
+            head = model.eagle
     except EngineStartError as error:
         return Contents(config_path, "safetensors", architecture, _without(config_path, error))
     has_weights = any(path.glob("*.safetensors"))
@@ -324,8 +320,8 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
             f"its weights are a pickle ({pickle.name}), which may run any code and is not read",
             "load it with transformers and save it again with save_pretrained()",
         )
-    problem, remedy = (_DRAFTS, _AS_DRAFTER) if is_head else ("", "")
-    return Contents(path, "safetensors", architecture, problem, remedy, method, is_head)
+    problem, remedy = (_DRAFTS, _AS_DRAFTER) if head is not None else ("", "")
+    return Contents(path, "safetensors", architecture, problem, remedy, method, head)
 
 
 def _method_of(quantization: Any) -> str:

@@ -10,13 +10,18 @@ from typing import Any, NoReturn
 
 from shmllm.config.speculative import METHODS_OF_MODELS, METHODS_WITHOUT_MODEL, SpeculativeConfig
 from shmllm.errors import EngineStartError, nearest
-from shmllm.frontend.model_catalog import check_drafter
+from shmllm.frontend.model_catalog import Drafter, check_drafter
 from shmllm.frontend.model_files import USUAL_HUB, Hub, resolve_model
 
 logger = logging.getLogger(__name__)
 
 OPTION = "speculative_config"
-KEYS = tuple(each.name for each in fields(SpeculativeConfig) if each.name != "model_directory")
+PARALLEL = "parallel_drafting"
+KEYS = tuple(
+    each.name
+    for each in fields(SpeculativeConfig)
+    if each.name not in ("model_directory", "model_architecture")
+)
 _ONE = "one process drafts"
 _KERNELS = "each device has its own kernels"
 _MEASURED = "`adaptive` measures how many drafts pay, for any number of requests"
@@ -27,7 +32,6 @@ ONLY_VALUES: dict[str, tuple[Any, str]] = {
     "revision": (None, "name the directory of the draft model"),
     "kv_cache_dtype": (None, "the draft model's keys and values lie in the model's cache"),
     "use_heterogeneous_vocab": (False, "a draft model has the model's tokenizer"),
-    "parallel_drafting": (False, "drafts are made one after the other"),
     "num_speculative_tokens_per_batch_size": (None, _MEASURED),
     "synthetic_acceptance_rates": (None, "tools/bench_drafts.py measures given acceptances"),
     "synthetic_acceptance_length": (None, "tools/bench_drafts.py measures given acceptances"),
@@ -98,28 +102,42 @@ def read_speculative_config(config: Any, hub: Hub = USUAL_HUB) -> SpeculativeCon
     if not isinstance(config, Mapping):
         _refuse_type(config)
     given = _known_keys(config)
+    is_parallel = given.pop(PARALLEL, None)
     if not given:
         return SpeculativeConfig()
-    directory = _find_drafter(str(given["model"]), hub) if "model" in given else None
-    is_head = directory is not None and check_drafter(directory)
-    if directory is not None:
-        given.setdefault("method", "eagle3" if is_head else "draft_model")
+    drafter = None
+    if "model" in given:
+        drafter = check_drafter(_find_drafter(str(given["model"]), hub), given.get("method"))
+        given.setdefault("method", drafter.method)
     method = given.get("method")
     if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's names for each family
         given["method"] = method = "mtp"
     if method is None:
         raise EngineStartError(f"{OPTION} needs a method, or a model that drafts")
-    if (method in METHODS_OF_MODELS) != (directory is not None):
+    if (method in METHODS_OF_MODELS) != (drafter is not None):
         needs = "needs a model" if method in METHODS_OF_MODELS else "takes no model"
         raise EngineStartError(f"{OPTION}: method {method!r} {needs}")
-    if directory is not None:
-        if is_head != (method == "eagle3"):
-            found = f"{'an' if is_head else 'no'} EAGLE-3 head"
-            raise EngineStartError(
-                f"{OPTION}: {directory} is {found}: leave out method {method!r}, or take another"
-            )
-        given["model_directory"] = str(directory.absolute())
+    if drafter is not None:
+        _check_method(method, is_parallel, drafter)
+        given["model_directory"] = str(drafter.directory.absolute())
+        given["model_architecture"] = drafter.architecture
+    elif is_parallel:
+        raise EngineStartError(f"{OPTION}: {PARALLEL} is for heads, not for method {method!r}")
     return SpeculativeConfig(**given)
+
+
+def _check_method(method: Any, is_parallel: Any, drafter: Drafter) -> None:
+    """Raise EngineStartError if a model drafts otherwise than the options say."""
+    directory = drafter.directory
+    if method != drafter.method:
+        raise EngineStartError(
+            f"{OPTION}: {directory} drafts by method {drafter.method!r}: leave out {method!r}, "
+            "or take another"
+        )
+    if is_parallel not in (None, drafter.is_parallel):
+        raise EngineStartError(
+            f"{OPTION}: {PARALLEL} can only be {drafter.is_parallel}: {directory} was trained so"
+        )
 
 
 def _find_drafter(name: str, hub: Hub) -> Path:
@@ -143,7 +161,7 @@ def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
             allowed, reason = ONLY_VALUES[name]
             raise EngineStartError(f"{OPTION}: {name} can only be {allowed!r}: {reason}")
     for name in given:
-        if name not in KEYS:
+        if name not in (*KEYS, PARALLEL):
             near = nearest(name, sorted(KEYS))
             hint = f"; the nearest is {near!r}" if near else ""
             raise EngineStartError(f"{OPTION} has no key {name!r}{hint}")

@@ -259,20 +259,21 @@ class TokenEmbedding:
     """
 
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
-        hidden_size, stage = config.embedding_width, config.stage
+        hidden_size, stage, eagle = config.embedding_width, config.stage, config.eagle
         self.first_token, num_tokens = config.own_tokens.start, len(config.own_tokens)
         self.tied = config.tie_word_embeddings
         is_shared = self.tied and storage.quantization is None
         is_own = stage.is_first or (is_shared and stage.is_last)
-        has_table = config.eagle is None or config.eagle.has_table
+        has_table = eagle is None or eagle.has_table
+        has_head = eagle is None or eagle.has_head
         of_table = storage.kept_if(has_table and is_own)
-        of_head = storage.kept_if(stage.is_last).for_head()
+        of_head = storage.kept_if(has_head and stage.is_last).for_head()
         self.table = of_table.table(num_tokens, hidden_size)
         shared = self.table if is_shared else None
         self.head: Linear | None = None
         if config.lm_head:
             width = config.hidden_size
-            num_rows = num_tokens if config.eagle is None else config.num_logits
+            num_rows = num_tokens if eagle is None else config.num_logits
             self.head = Linear(width, [num_rows], config.lm_head_bias, of_head, shared)
         of_first = storage.kept_if(stage.is_first)
         lengths = config.num_learned_positions, config.num_token_types, config.num_task_types

@@ -21,7 +21,8 @@ class LogitsOps(LinearOps, Protocol):
     """The operations from hidden states to logits, for any number of rows."""
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """Normalises rows in place; see `Ops.add_norm`. Returns ``x``."""
+        """Normalises rows in place; see `Ops.add_norm`. They may be parts of wider ones if the norm
+        is an RMSNorm. Returns ``x``."""
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
         """Multiplies ``x`` by the scale, in place, and, if there is a cap, replaces each product by

@@ -55,8 +55,8 @@ class Ops(LinearOps, Protocol):
         """
 
     def project(self, x: Tensor, projection: Linear) -> Tensor:
-        """Begins the residual stream, [tokens, hidden], with the projection of what `embed` has
-        returned and `norm` normalised, ``x`` [tokens, width]."""
+        """Begins the residual stream, [tokens, hidden], with the projection of what `norm` or
+        `beside` made of the result of `embed`, ``x`` [tokens, width]."""
 
     def receive(self) -> Tensor:
         """Returns the residual stream, [tokens, hidden], that the stage of the pipeline before this

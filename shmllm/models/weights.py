@@ -8,7 +8,7 @@ checkpoint in memory. Each format has a module of its own (`checkpoint.Checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from shmllm.models.safetensors_file import (
     find_safetensors,
 )
 from shmllm.models.sentence_files import read_sentence_files
-from shmllm.models.weight_names import LM_HEAD, TABLE, model_name
+from shmllm.models.weight_names import LM_HEAD, model_name
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes loaded so far and the total number of bytes."""
@@ -102,8 +102,8 @@ def has_own_head(directory: Path, config: ModelConfig) -> bool:
     return found is not None and not _are_equal(files[LM_HEAD], found)
 
 
-def has_table(directory: Path) -> bool:
-    """Returns whether a checkpoint has a table of embeddings under the default name.
+def tensor_names(directory: Path) -> Collection[str]:
+    """Returns the names of a checkpoint's tensors, as the default names are.
 
     Args:
         directory: see `load_weights`.
@@ -111,7 +111,7 @@ def has_table(directory: Path) -> bool:
     Raises:
         EngineStartError: a file is missing or damaged.
     """
-    return TABLE in _files_by_name(directory)
+    return _files_by_name(directory).keys()
 
 
 def _files_by_name(directory: Path) -> dict[str, tuple[CheckpointFile, str]]:

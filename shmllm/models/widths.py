@@ -49,6 +49,7 @@ def read_widths(config: ModelConfig) -> tuple[int, ...]:
     widths |= {each.input_width for each in config.attentions if each.input_width is not None}
     if (eagle := config.eagle) is not None:
         widths.add(eagle.num_levels * eagle.source_width)
+        widths.add(2 * config.hidden_size)
     widths |= _laurel_ranks(config) | _latent_widths(config) | {config.embedding_width}
     return _ordered(widths)
 

@@ -67,12 +67,14 @@ def load_draft(
     if isinstance(loaded.model, EagleModel):
         assert isinstance(target.model, DecoderModel), "the options refuse it for others"
         eagle = loaded.config.eagle
-        if target.config.shard.size > 1 and eagle is not None and not eagle.has_table:
-            raise EngineStartError(
-                f"the EAGLE-3 head {directory} has no embeddings of its own, and of the model's "
-                "each rank has a part: leave tensor_parallel_size out"
-            )
-        loaded.model.read_tokens_of(target.model.embedding)
+        assert eagle is not None, "it is such a model"
+        for name, is_there in {"embeddings": eagle.has_table, "LM head": eagle.has_head}.items():
+            if target.config.shard.size > 1 and not is_there:
+                raise EngineStartError(
+                    f"the head {directory} has no {name} of its own, and of the model's each "
+                    "rank has a part: leave tensor_parallel_size out"
+                )
+        loaded.model.borrow(target.model)
     return loaded
 
 
@@ -84,6 +86,7 @@ def _options(config: EngineConfig, target: LoadedModel) -> LoadConfig | None:
     return replace(
         config.load,
         directory=directory,
+        hf_overrides=config.speculative.model_overrides,
         dtype=cast(DTypeName, target.dtype_name),
         quantization=None,
         # Integers multiply packed weights only, which it may lack.

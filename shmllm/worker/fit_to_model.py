@@ -50,27 +50,28 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
 
 
 def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
-    """Return the configuration that keeps the hidden states that an EAGLE-3 head reads."""
-    if config.speculative.method != "eagle3":
+    """Return the configuration that keeps the hidden states that a head reads."""
+    options = config.speculative
+    if not options.reads_states:
         return config
-    directory = Path(config.speculative.model_directory)
-    head = ModelConfig.from_directory(directory)
+    directory = Path(options.model_directory)
+    head = ModelConfig.from_fields(read_fields(directory, options.model_overrides), directory)
     assert head.eagle is not None, "front ends know"
     sizes = head.eagle.source_width, model.hidden_size
     if sizes[0] != sizes[1]:
         raise EngineStartError(
-            f"the EAGLE-3 head {directory} reads hidden states of {sizes[0]:,} numbers, and the "
+            f"the head {directory} reads hidden states of {sizes[0]:,} numbers, and the "
             f"model's have {sizes[1]:,}: it belongs to another model"
         )
     if model.altup is not None:
         raise EngineStartError(
-            f"method 'eagle3' is not possible for {model.architecture}, which has several residual "
-            "streams"
+            f"method {options.method!r} is not possible for {model.architecture}, which has "
+            "several residual streams"
         )
     levels = head.eagle.levels_of(model.num_layers)
     if not all(0 <= level <= model.num_layers for level in levels):
         raise EngineStartError(
-            f"the EAGLE-3 head {directory} reads the hidden states behind {[*levels]} layers, and "
+            f"the head {directory} reads the hidden states behind {[*levels]} layers, and "
             f"the model has {model.num_layers}: it belongs to another model"
         )
     return replace(config, load=replace(config.load, kept_levels=levels))

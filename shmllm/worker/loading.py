@@ -32,10 +32,10 @@ from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.tokenizer_end import with_end_of_tokenizer
 from shmllm.models.weights import (
     has_own_head,
-    has_table,
     load_dummy_weights,
     load_weights,
     stored_kinds,
+    tensor_names,
 )
 from shmllm.worker.arena import Arena, CountingAllocator
 from shmllm.worker.memory import CacheShape, CacheSize, MemoryPool, check_weights_fit
@@ -156,8 +156,8 @@ def load_model(
             f"transformers; {_TIED}=false says so, and true, as one of hf_overrides, ties them"
         )
     if source is not None and config.eagle is not None:
-        has_own = has_table(source)
-        config = replace(config, eagle=replace(config.eagle, has_table=has_own))
+        own = config.eagle.with_tensors(tensor_names(source), config.vocab_size)
+        config = replace(config, eagle=own)
     max_model_len = configured_length(load, config)
     if divide is not None:
         config = divide(config)

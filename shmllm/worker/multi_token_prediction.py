@@ -3,7 +3,8 @@
 The layer joins the hidden state of a token with the embedding of the next one, and predicts the one
 behind that (DeepSeek-AI, "DeepSeek-V3", 2024, section 2.2). So it runs behind every step, for all
 of the step's tokens, because it needs keys and values of all of them. What it returns for the last
-token predicts the first draft; for further drafts it runs on its own results.
+token predicts the first draft. For further drafts it runs on its own results, one after the other,
+or once for all of them, with a token that stands for those that are not known.
 
 This module must not know on which device the layer computes.
 """
@@ -51,6 +52,21 @@ class FurtherSteps(Protocol):
             inputs: the inputs; the device may have the tokens alone, and `inputs` others.
         """
 
+    def expand(self, inputs: StepInputs) -> None:
+        """Run the layer for tokens that are not known, and keep none of the results.
+
+        Args:
+            inputs: the inputs, for T tokens, all of which are that which stands for others.
+        """
+
+    def keep(self, rows: LongArray, chosen: LongArray) -> None:
+        """Let rows keep results of the last call of `expand`.
+
+        Args:
+            rows: (N,) int64.
+            chosen: (N,) int64, which of the T results each of them keeps.
+        """
+
     def sample(self, rows: LongArray, positions: LongArray) -> None:
         """Sample a token for each row from the hidden state that it keeps.
 
@@ -69,11 +85,16 @@ class MultiTokenPrediction:
     Args:
         steps: computes the layer.
         batch: the batch, with the block table.
+        mask_token: the token that stands for tokens that are not known; None: each draft reads the
+            one before.
     """
 
-    def __init__(self, steps: FurtherSteps, batch: InputBatch) -> None:
+    def __init__(
+        self, steps: FurtherSteps, batch: InputBatch, mask_token: int | None = None
+    ) -> None:
         self._steps = steps
         self._batch = batch
+        self._mask_token = mask_token
 
     def draft(self, plan: StepPlan) -> None:
         """See `StepDrafter.draft`."""
@@ -81,11 +102,17 @@ class MultiTokenPrediction:
             return
         pending = PendingDrafts.of(plan)
         _, rows, begins, sizes = pending
+        further, mask = sizes - 1, self._mask_token
+        first_results = further.cumsum() - further
         for place in range(int(sizes.max())):
             chosen = sizes > place
             own, ends = rows[chosen], begins[chosen] + place
-            if place:
+            if place and mask is None:
                 self._advance(own, ends - 2)
+            elif mask is not None and place:
+                if place == 1:
+                    self._expand(own, ends - 2, further[chosen], mask)
+                self._steps.keep(own, first_results[chosen] + place - 1)
             self._steps.sample(own, ends)
         self._steps.finish()
         pending.write(plan, self._batch.token_ids)
@@ -112,12 +139,32 @@ class MultiTokenPrediction:
             rows: (N,) int64.
             positions: (N,) int64, the positions before those of the tokens.
         """
-        size = len(rows)
-        plan = StepPlan(
-            0, rows=rows.tolist(), starts=positions.tolist(), counts=[1] * size, num_tokens=size
-        )
+        inputs = self._gather(rows, positions, np.ones_like(rows))
         behind = self._batch.token_ids[rows, positions + 1]
-        self._steps.advance(_inputs_of(self._batch.gather(plan), behind))
+        self._steps.advance(_inputs_of(inputs, behind))
+
+    def _expand(self, rows: LongArray, positions: LongArray, counts: LongArray, mask: int) -> None:
+        """Run the layer for some tokens of each row, none of which is known.
+
+        Args:
+            rows: (N,) int64.
+            positions: (N,) int64, the positions before those of the first of these tokens.
+            counts: (N,) int64, their numbers.
+            mask: what stands for them.
+        """
+        inputs = self._gather(rows, positions, counts)
+        self._steps.expand(_inputs_of(inputs, np.full(len(inputs.token_ids), mask, np.int32)))
+
+    def _gather(self, rows: LongArray, starts: LongArray, counts: LongArray) -> StepInputs:
+        """Return the inputs of a step of so many tokens of each row from these positions on."""
+        plan = StepPlan(
+            0,
+            rows=rows.tolist(),
+            starts=starts.tolist(),
+            counts=counts.tolist(),
+            num_tokens=int(counts.sum()),
+        )
+        return self._batch.gather(plan)
 
 
 def _inputs_of(inputs: StepInputs, behind: IntArray) -> StepInputs:

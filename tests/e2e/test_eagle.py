@@ -1,20 +1,22 @@
-"""EAGLE-3 heads: what they draft is what their formulas say, and no output changes."""
+"""EAGLE heads: what they draft is what their formulas say, and no output changes."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.determinism import ask, make_requests
 from support.drafting import OPTIONS, drafting, record_drafts
-from support.eagle_heads import EagleHead
+from support.eagle_heads import EagleHead, FirstEagleHead
 from support.model_helpers import reference_model, save
 from support.reference_models import make_model
 from support.variants import slow
 
 from shmllm import LLM, EngineStartError, SamplingParams
+from shmllm.frontend.model_catalog import record_of_model
 
 PROMPT = [5, 9, 11, 5, 9, 13, 40, 41, 5]
 LONG: dict[str, Any] = {"max_position_embeddings": 1024, "num_hidden_layers": 6}
@@ -24,6 +26,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "own levels": {"levels": (1, 4), "has_table": False},
     "norms": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    "norms of levels": {"fc_norm": True, "levels": (1, 4), "num_aux_hidden_states": 2},
+    "both": {"fc_norm": True, "norm_before_fc": True},
+    "last state": {"levels": ()},
+    "at once": {"mask_token": 96, "norm_before_residual": False},
+    "at once, with norms": {"mask_token": 3, "fc_norm": True, "num_layers": 2},
+    "at once, of the last state": {"mask_token": 0, "levels": ()},
     "layers": {"num_layers": 2, "hidden_size": 64, "target_hidden_size": 48},
     "whole vocabulary": {"num_drafted": 97},
 }
@@ -45,7 +53,13 @@ def model_and_head(tmp_path: Path, form: str = "safe_ai_lab", **options: Any) ->
     [
         ("plain", "safe_ai_lab", "llama"),
         ("own levels", "speculators", "qwen3"),
+        ("norms of levels", "speculators", "llama"),
+        ("at once", "speculators", "qwen3"),
         slow("norms", "speculators", "llama"),
+        slow("at once, with norms", "safe_ai_lab", "llama"),
+        slow("at once, of the last state", "safe_ai_lab", "llama"),
+        slow("both", "safe_ai_lab", "llama"),
+        slow("last state", "safe_ai_lab", "qwen3"),
         slow("layers", "safe_ai_lab", "qwen3"),
         slow("whole vocabulary", "safe_ai_lab", "llama"),
     ],
@@ -54,18 +68,45 @@ def test_a_head_drafts_what_its_formulas_say(
     name: str, form: str, kind: str, tmp_path: Path
 ) -> None:
     options = {"norm_before_residual": False} | VARIANTS[name]
-    reference, head, model, directory = model_and_head(tmp_path, form, kind=kind, **options)
+    assert_drafts_of(*model_and_head(tmp_path, form, kind=kind, **options), "eagle3")
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "method"),
+    [
+        ("plain", {"bias": True}, "eagle"),
+        slow("eagle", {"has_table": False}, None),
+        slow("named", {"kind": "qwen2", "num_layers": 2}, None),
+        slow("named", {"has_head": True}, "eagle"),
+    ],
+)
+def test_a_head_of_eagle_1_drafts_what_its_formulas_say(
+    form: str, options: dict[str, Any], method: str | None, tmp_path: Path
+) -> None:
+    reference = reference_model("qwen3", **LONG)
+    head = FirstEagleHead(reference, **options)
+    directory = str(head.save(tmp_path / "head", form))
+    model = str(save(reference, tmp_path / "model"))
+    given = {} if method is None else {"method": method}
+    assert_drafts_of(reference, head, model, directory, "eagle", **given)
+
+
+def assert_drafts_of(
+    reference: Any, head: Any, model: str, directory: str, found: str, **given: str
+) -> None:
+    """An engine in which the head in a directory drafts has the tokens of one without, and drafts
+    what the head drafts."""
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     prompt = {"prompt_token_ids": PROMPT}
     with LLM(model, **OPTIONS) as llm:
         expected = list(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids)
-    with LLM(model, **drafting(model=directory), max_num_batched_tokens=4) as llm:
-        assert llm.facts.speculative_method == "eagle3"
-        found = record_drafts(llm)
+    with LLM(model, **drafting(model=directory, **given), max_num_batched_tokens=4) as llm:
+        assert llm.facts.speculative_method == found
+        recorded = record_drafts(llm)
         outputs = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
         assert list(outputs) == expected
     tokens, compared = PROMPT + expected, 0
-    for position, drafts in found:
+    for position, drafts in recorded:
         wanted, margin = head.drafts(reference, tokens[:position], len(drafts))
         if margin > NEAR:
             assert drafts == wanted, f"at {position}"
@@ -73,8 +114,14 @@ def test_a_head_drafts_what_its_formulas_say(
     assert compared > 15
 
 
-def test_outputs_do_not_change_with_a_head(tmp_path: Path) -> None:
-    _, _, model, directory = model_and_head(tmp_path)
+AT_ONCE = partial(EagleHead, mask_token=7)
+
+
+@pytest.mark.parametrize("make", [EagleHead, slow(FirstEagleHead), slow(AT_ONCE)])
+def test_outputs_do_not_change_with_a_head(make: Any, tmp_path: Path) -> None:
+    reference = reference_model("qwen3", **LONG)
+    model = str(save(reference, tmp_path / "model"))
+    directory = str(make(reference).save(tmp_path / "head"))
     requests = make_requests(97, 24, seed=3)
     with LLM(model, **OPTIONS) as llm:
         expected = ask(llm, requests)
@@ -127,7 +174,8 @@ def test_a_head_names_its_model(tmp_path: Path) -> None:
         facts = llm.facts
         assert (facts.model_directory, facts.speculative_model) == (model, directory)
         assert facts.num_speculative_tokens == 2
-    with pytest.raises(EngineStartError, match="an EAGLE-3 head, which drafts for another model"):
+    assert record_of_model("head", "local", Path(directory)).problem is None
+    with pytest.raises(EngineStartError, match="a head, which drafts for another model"):
         LLM(directory, **OPTIONS, speculative_config={"method": "ngram"})
     lost = head.save(tmp_path / "lost", "speculators", str(tmp_path / "nowhere"))
     with pytest.raises(EngineStartError, match="nowhere"):
@@ -138,7 +186,7 @@ def test_heads_that_cannot_draft_are_refused(tmp_path: Path) -> None:
     _, _, model, directory = model_and_head(tmp_path, levels=(1, 9))
     with pytest.raises(EngineStartError, match=r"behind \[1, 9\] layers, and the model has 6"):
         LLM(model, **drafting(model=directory))
-    with pytest.raises(EngineStartError, match="an EAGLE-3 head, which drafts for another model"):
+    with pytest.raises(EngineStartError, match="a head, which drafts for another model"):
         LLM(directory, **OPTIONS)
     fields = {
         "speculators_model_type": "eagle3",
@@ -148,11 +196,10 @@ def test_heads_that_cannot_draft_are_refused(tmp_path: Path) -> None:
     (tmp_path / "odd" / "config.json").write_text(json.dumps(fields))
     with pytest.raises(EngineStartError, match=r"model_type \['llama'\] is not supported"):
         LLM(model, **drafting(model=str(tmp_path / "odd")))
-    with pytest.raises(
-        EngineStartError, match="is an EAGLE-3 head: leave out method 'draft_model'"
-    ):
-        LLM(model, **drafting(model=directory, method="draft_model"))
-    with pytest.raises(EngineStartError, match="is no EAGLE-3 head: leave out method 'eagle3'"):
+    for method in ("draft_model", "eagle"):
+        with pytest.raises(EngineStartError, match=f"method 'eagle3': leave out '{method}'"):
+            LLM(model, **drafting(model=directory, method=method))
+    with pytest.raises(EngineStartError, match="method 'draft_model': leave out 'eagle3'"):
         LLM(model, **drafting(model=model, method="eagle3"))
     with pytest.raises(EngineStartError, match="eagle3' is not possible with model_impl"):
         LLM(model, **drafting(model=directory), model_impl="transformers")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.determinism import said
-from support.eagle_heads import EagleHead
+from support.eagle_heads import EagleHead, FirstEagleHead
 from support.further_layers import make, save_both
 from support.model_helpers import reference_model, save
 from support.reference_models import make_model
@@ -144,22 +144,29 @@ def test_a_head_drafts_for_all_ranks(tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 6, "max_position_embeddings": 256}
     reference = reference_model("llama", **shape, num_key_value_heads=2, num_attention_heads=6)
     model = str(save(reference, tmp_path / "model"))
-    head = str(EagleHead(reference).save(tmp_path / "head"))
+    heads = [
+        str(EagleHead(reference).save(tmp_path / "head")),
+        str(FirstEagleHead(reference, has_head=True).save(tmp_path / "first")),
+    ]
+    first = str(FirstEagleHead(reference).save(tmp_path / "without a head"))
     borrows = str(EagleHead(reference, has_table=False).save(tmp_path / "without a table"))
     prompts = [{"prompt_token_ids": [7, 8, 9 + number] * (3 + 4 * number)} for number in range(8)]
     params = [params_of(number, ignore_eos=True) for number in range(8)]
     options = {"skip_tokenizer_init": True, "dtype": "float32"}
     with LLM(model, **RANKS, **options) as llm:
         expected = ask(llm, prompts, params)
-    drafting = {"speculative_config": {"model": head} | DRAFTING, "max_num_batched_tokens": 16}
-    with LLM(model, **RANKS, **options, **drafting) as llm:
-        assert [ask(llm, prompts, params) for _ in range(2)] == [expected, expected]
-        assert stats_of(llm).draft_tokens > 100
+    for head in heads:
+        drafting = {"speculative_config": {"model": head} | DRAFTING, "max_num_batched_tokens": 16}
+        with LLM(model, **RANKS, **options, **drafting) as llm:
+            assert [ask(llm, prompts, params) for _ in range(2)] == [expected, expected]
+            assert stats_of(llm).draft_tokens > 100
+    with pytest.raises(EngineStartError, match="no LM head of its own, and of the model's"):
+        LLM(model, **RANKS, **options, speculative_config={"model": first})
     with pytest.raises(EngineStartError, match="no embeddings of its own, and of the model's"):
         LLM(model, **RANKS, **options, speculative_config={"model": borrows})
     stages = RANKS | {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
     with pytest.raises(EngineStartError, match="method 'eagle3' is not possible with pipeline"):
-        LLM(model, **stages, **options, speculative_config={"model": head})
+        LLM(model, **stages, **options, speculative_config={"model": heads[0]})
 
 
 @pytest.mark.parametrize("temperature", [slow(0.0), 1.0])

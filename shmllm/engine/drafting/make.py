@@ -16,6 +16,7 @@ DRAFTERS: dict[Method, Callable[[SpeculativeConfig], Drafter]] = {
     "suffix": SuffixDrafter,
     "draft_model": lambda _: RunnerDrafter(),
     "mtp": lambda _: RunnerDrafter(),
+    "eagle": lambda _: RunnerDrafter(),
     "eagle3": lambda _: RunnerDrafter(),
 }
 

@@ -78,7 +78,7 @@ def make_draft_model(
         common = draft.model, program, large.buffers.kept, num_threads
         eagle = CpuEagleProgram(*common, *arithmetic_of(draft))
         further = CpuFurtherSteps(eagle, batch, sampler)
-        return MultiTokenPrediction(further, batch), program.buffers
+        return MultiTokenPrediction(further, batch, draft.model.mask_token), program.buffers
     steps = CpuDraftSteps(program, batch, sampler)
     layer = view.layers[0]
     max_tokens = config.scheduler.max_num_batched_tokens

@@ -13,12 +13,12 @@ from shmllm_kernels.cpu import KernelProgram
 
 
 class CpuEagleProgram:
-    """See `StatesProgram`. It reads the hidden states that the other model's last step has kept.
+    """See `StatesProgram`. It reads hidden states of the other model's last step.
 
     Args:
         model: the model.
         program: its forward pass.
-        kept: [max_tokens, levels, hidden], the hidden states of the other model.
+        kept: [max_tokens, levels, hidden], the residual streams that it has kept.
         num_threads: the number of threads that compute.
         activation_dtype: the dtype name that products round activations to.
         uses_tiles: whether products of rounded activations use AMX.
@@ -37,9 +37,12 @@ class CpuEagleProgram:
         self._program = program
         self._given = program.buffers.given
         self._combining = combining = KernelProgram(num_threads)
-        num_tokens = program.inputs.address_of("num_tokens")
-        products = Products(combining, program.buffers.rounded, activation_dtype, uses_tiles)
-        model.combine(CpuLogitsOps(combining, products, num_tokens, self._given), kept.flatten(1))
+        self._sources, self._reads_levels = kept.flatten(1), kept.shape[1] > 0
+        if self._reads_levels:
+            num_tokens = program.inputs.address_of("num_tokens")
+            products = Products(combining, program.buffers.rounded, activation_dtype, uses_tiles)
+            ops = CpuLogitsOps(combining, products, num_tokens, self._given)
+            model.combine(ops, self._sources)
 
     @property
     def width(self) -> int:
@@ -48,12 +51,21 @@ class CpuEagleProgram:
 
     def follow(self, inputs: StepInputs, hidden: Tensor) -> Tensor:
         """See `StatesProgram`."""
+        if not self._reads_levels:
+            return self.advance(inputs, hidden[: len(inputs.token_ids)])
         self._program.inputs.fill(inputs)
         self._combining.replay()
         return self._program.run(inputs)[0]
 
-    def advance(self, inputs: StepInputs, states: Tensor) -> Tensor:
+    def advance(self, inputs: StepInputs, states: Tensor | None) -> Tensor:
         """See `StatesProgram`."""
+        if states is None:
+            assert self._model.mask is not None, "it drafts all tokens at once"
+            count = len(inputs.token_ids)
+            states = self._model.mask[0].expand(count, -1)
+            if self._reads_levels:
+                self._sources[:count] = states
+                return self.follow(inputs, states)
         self._program.inputs.fill(inputs)
         self._given[: len(states)] = states
         return self._program.run(inputs)[0]

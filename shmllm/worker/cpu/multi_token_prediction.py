@@ -80,8 +80,9 @@ class CpuFurtherProgram:
             self.play()
         return self._after[:num_tokens]
 
-    def advance(self, inputs: StepInputs, states: Tensor) -> Tensor:
+    def advance(self, inputs: StepInputs, states: Tensor | None) -> Tensor:
         """See `StatesProgram`."""
+        assert states is not None, "each draft reads the one before"
         return self.follow(inputs, states)
 
     def compute_logits(self, states: Tensor) -> Tensor:
@@ -115,8 +116,9 @@ class StatesProgram(Protocol):
         """
         ...
 
-    def advance(self, inputs: StepInputs, states: Tensor) -> Tensor:
-        """Compute a step from results, [T, width], of the steps before. Returns as `follow`."""
+    def advance(self, inputs: StepInputs, states: Tensor | None) -> Tensor:
+        """Compute a step from results, [T, width], of the steps before, or from what stands for
+        those of tokens that are not known. Returns as `follow`."""
         ...
 
     def compute_logits(self, states: Tensor) -> Tensor:
@@ -138,16 +140,23 @@ class CpuFurtherSteps:
         self._batch = batch
         self._sampler = sampler
         self._kept = torch.zeros(batch.block_tables.shape[1], program.width)
+        self._results = self._kept
 
     def follow(
         self, inputs: StepInputs, hidden: Tensor, rows: LongArray, chosen: LongArray
     ) -> None:
-        after = self._program.follow(inputs, hidden)
-        self._kept[torch.from_numpy(rows)] = after[torch.from_numpy(chosen)]
+        self._results = self._program.follow(inputs, hidden)
+        self.keep(rows, chosen)
 
     def advance(self, inputs: StepInputs) -> None:
         rows = torch.from_numpy(inputs.rows)
         self._kept[rows] = self._program.advance(inputs, self._kept[rows])
+
+    def expand(self, inputs: StepInputs) -> None:
+        self._results = self._program.advance(inputs, None)
+
+    def keep(self, rows: LongArray, chosen: LongArray) -> None:
+        self._kept[torch.from_numpy(rows)] = self._results[torch.from_numpy(chosen)]
 
     def sample(self, rows: LongArray, positions: LongArray) -> None:
         logits = self._program.compute_logits(self._kept[torch.from_numpy(rows)])

@@ -28,7 +28,8 @@ def record_norm(
         x: [rows, width] float32, or None: nothing is added.
         residual: [rows, width] float32, with any stride between rows.
         norm: the norm.
-        out: [rows, width] float32; it may be `residual`, whose rows lie one after the other then.
+        out: [rows, width] float32; it may be `residual`, whose rows lie one after the other then,
+            unless the norm is an RMSNorm.
         scale: the factor of `x`.
     """
     added = 0 if x is None else x.data_ptr()

@@ -28,23 +28,35 @@ class EagleForward:
     Args:
         model: the model.
         buffers: the activations and logits of its steps.
-        kept: [max_tokens, levels, hidden], the hidden states of the large model.
+        large: the activations of the large model's steps, whose hidden states are in ``kept``, or
+            in ``normed`` if it keeps no residual streams.
     """
 
-    def __init__(self, model: EagleModel, buffers: GpuBuffers, kept: Tensor) -> None:
+    def __init__(self, model: EagleModel, buffers: GpuBuffers, large: GpuBuffers) -> None:
         self._model = model
-        self._kept = kept.flatten(1)
+        self._reads_levels = large.kept.shape[1] > 0
+        self._sources = large.kept.flatten(1) if self._reads_levels else large.normed
         self.config = model.config
         self.hidden = buffers.given
         self.has_packed = model.has_packed
+        self.mask_token = model.mask_token
 
     def take(self, num_tokens: int, products: GpuProducts) -> None:
-        given = GpuLogitsOps(self.hidden[:num_tokens], products)
-        self._model.combine(given, self._kept[:num_tokens])
+        given, sources = self.hidden[:num_tokens], self._sources[:num_tokens]
+        if self._reads_levels:
+            self._model.combine(GpuLogitsOps(given, products), sources)
+        else:
+            given.copy_(sources)
+
+    def take_mask(self, num_tokens: int, products: GpuProducts) -> None:
+        assert self._model.mask is not None, "it drafts all tokens at once"
+        self._sources[:num_tokens].copy_(self._model.mask[0])
+        self.take(num_tokens, products)
 
     def launch(self, ops: GpuOps, num_tokens: int) -> None:
         after = self._model.forward(ops)
-        assert after.data_ptr() == self.hidden.data_ptr(), "the residual stream is there"
+        if after.data_ptr() != self.hidden.data_ptr():  # the residual stream is elsewhere
+            self.hidden[:num_tokens].copy_(after)
 
     def logits(self, states: Tensor, logits: Tensor, ops: GpuOps) -> Tensor:
         own = self._model.logits(GpuLogitsOps(logits, ops.products), states)
@@ -92,7 +104,7 @@ def eagle_resources(
         max_positions,
     )
     return FurtherResources(
-        EagleForward(model, buffers, large.kept),
+        EagleForward(model, buffers, large),
         inputs,
         buffers,
         further_dispatcher(config),

@@ -42,6 +42,7 @@ class StatesForward(Protocol):
         config: the configuration of the model that it belongs to.
         hidden: [max_tokens, hidden], where it reads hidden states, and leaves its results.
         has_packed: whether a matrix is packed.
+        mask_token: see `MultiTokenPrediction`.
     """
 
     @property
@@ -53,8 +54,14 @@ class StatesForward(Protocol):
     @property
     def has_packed(self) -> bool: ...
 
+    @property
+    def mask_token(self) -> int | None: ...
+
     def take(self, num_tokens: int, products: GpuProducts) -> None:
         """Bring the states of the large model's last step, of so many tokens, to `hidden`."""
+
+    def take_mask(self, num_tokens: int, products: GpuProducts) -> None:
+        """Bring what stands for the states of tokens that are not known to `hidden`, so often."""
 
     def launch(self, ops: GpuOps, num_tokens: int) -> None:
         """Launch the forward pass of the step that the operations have begun."""
@@ -83,6 +90,8 @@ class LayerForward:
         meetings: the meetings of the ranks of a group.
     """
 
+    mask_token = None
+
     def __init__(self, model: DecoderModel, buffers: GpuBuffers, meetings: NoMeetings) -> None:
         self._model = model
         self._meetings = meetings
@@ -92,6 +101,9 @@ class LayerForward:
 
     def take(self, num_tokens: int, products: GpuProducts) -> None:
         """Do nothing: they are there."""
+
+    def take_mask(self, num_tokens: int, products: GpuProducts) -> None:
+        raise AssertionError("each draft reads the one before")
 
     def launch(self, ops: GpuOps, num_tokens: int) -> None:
         hidden = self.hidden[:num_tokens]
@@ -240,6 +252,15 @@ class FurtherProgram:
         """
         self._steps.take(descriptor.num_tokens, self._ops.products)
         self.run(mode, descriptor, max_query_len)
+        self.keep(kept)
+
+    def expand(self, mode: CudaGraphMode, descriptor: BatchDescriptor, max_query_len: int) -> None:
+        """Run for tokens that are not known. Arguments: see `run`."""
+        self._steps.take_mask(descriptor.num_tokens, self._ops.products)
+        self.run(mode, descriptor, max_query_len)
+
+    def keep(self, kept: LongArray) -> None:
+        """Keep results of the last call of `run`; see `follow`."""
         if not kept.shape[1]:
             return
         rows, chosen = self._transfers.send(*kept)
@@ -280,7 +301,8 @@ class FurtherProgram:
             self.advance(step.mode, step.descriptor, step.packed.sizes.num_requests)
 
     def make_drafter(self, batch: InputBatch, launches: DraftLaunches) -> MultiTokenPrediction:
-        return MultiTokenPrediction(GpuFurtherSteps(self, launches, self._device), batch)
+        steps = GpuFurtherSteps(self, launches, self._device)
+        return MultiTokenPrediction(steps, batch, self._steps.mask_token)
 
     def capture(self) -> CaptureReport:
         captures = self._dispatcher.captures()
@@ -331,6 +353,12 @@ class GpuFurtherSteps:
         inputs = replace(inputs, token_ids=SAMPLED_FOR_ROW - inputs.rows)
         sizes = self._launches.send(inputs, act=Act.ADVANCE)
         self._program.advance(*sizes, len(inputs.rows))
+
+    def expand(self, inputs: StepInputs) -> None:
+        self._program.expand(*self._launches.send(inputs), int(inputs.counts.max()))
+
+    def keep(self, rows: LongArray, chosen: LongArray) -> None:
+        self._program.keep(np.stack([rows, chosen]))
 
     def sample(self, rows: LongArray, positions: LongArray) -> None:
         if self._launches.tell is not None:

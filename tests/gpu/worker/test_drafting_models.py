@@ -5,7 +5,9 @@ from __future__ import annotations
 from conformance.gpu_drafting_models import (
     DraftModelConformance,
     EagleConformance,
+    FirstEagleConformance,
     FurtherLayerConformance,
+    ParallelEagleConformance,
     further,
     other,
 )
@@ -23,4 +25,12 @@ class TestFurtherLayer(FurtherLayerConformance):
 
 
 class TestEagle(EagleConformance):
+    pass
+
+
+class TestFirstEagle(FirstEagleConformance):
+    pass
+
+
+class TestParallelEagle(ParallelEagleConformance):
     pass

@@ -49,7 +49,8 @@ def test_a_model_drafts_from_its_directory() -> None:
     ("given", "words"),
     [
         ("ngram", "must be a mapping such as"),
-        ({"method": "eagle"}, "method 'eagle' is not one of None, ngram, suffix, draft_model, mtp"),
+        ({"method": "eagle"}, "method 'eagle' needs a model"),
+        ({"method": "hydra"}, "method 'hydra' is not one of None, ngram, suffix, draft_model, mtp"),
         ({"num_speculative_tokens": 3}, "needs a method, or a model that drafts"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be"),
         ({"method": "ngram", "num_speculative_tokens": 33}, "at most 32, got 33"),

@@ -8,7 +8,9 @@ import pytest
 from conformance.gpu_drafting_models import (
     DraftModelConformance,
     EagleConformance,
+    FirstEagleConformance,
     FurtherLayerConformance,
+    ParallelEagleConformance,
     further,
     latent_config,
     other,
@@ -104,5 +106,14 @@ class TestEagle(EagleConformance, CompiledBefore):
         of_tokens = ["aten::new_full", "aten::add", "aten::index_copy_"]
         before = ["copy", TABLES, "_rms_norm", "aten::mm", *of_tokens, *CHOSEN]
         step = [*SENT, TABLES, TABLES, "graph", *SAMPLED]
-        behind = [*SENT, "aten::mm", "graph", "copy", TABLES, "aten::index_copy_"]
+        norms = ["_rms_norm", "_rms_norm"]
+        behind = [*SENT, *norms, "aten::mm", "graph", "copy", TABLES, "aten::index_copy_"]
         assert found == [*before, *step, *behind]
+
+
+class TestFirstEagle(FirstEagleConformance, CompiledBefore):
+    pass
+
+
+class TestParallelEagle(ParallelEagleConformance, CompiledBefore):
+    pass
