@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from shmllm.config.options import Flag, Free, Number, OneOf, Section, Whole, option
 from shmllm.errors import EngineStartError
 
-Method = Literal["ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3"]
+Method = Literal["ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3", "dflash"]
 METHODS_WITHOUT_MODEL: tuple[Method, ...] = ("ngram", "suffix", "mtp")
 """The methods that need no other model than the engine's."""
-METHODS_OF_HEADS: tuple[Method, ...] = ("eagle", "eagle3")
+METHODS_OF_HEADS: tuple[Method, ...] = ("eagle", "eagle3", "dflash")
 """The methods of heads, which read hidden states of the model."""
 METHODS_OF_MODELS: tuple[Method, ...] = ("draft_model", *METHODS_OF_HEADS)
 """The methods of other models, in directories of their own."""
@@ -28,6 +28,7 @@ _DEFAULT_DRAFTED: dict[Method, int] = {
     "mtp": 1,
     "eagle": 3,
     "eagle3": 3,
+    "dflash": 7,
 }
 
 
@@ -37,15 +38,14 @@ class SpeculativeConfig(Section):
 
     Attributes:
         model_directory: the directory of `model`.
-        model_architecture: the architecture of a head whose config.json has that of its layer.
     """
 
     method: Method | None = option(
         None,
         'Who drafts: "ngram" finds what followed the last tokens before, "suffix" does so in the '
         'outputs of other requests, too, "draft_model" is a smaller model, "mtp" are layers of the '
-        'model itself that predict further tokens, "eagle" and "eagle3" are layers in files of '
-        "their own that read hidden states of the model.",
+        'model itself that predict further tokens, "eagle", "eagle3" and "dflash" are layers in '
+        "files of their own that read hidden states of the model.",
         OneOf(get_args(Method), optional=True),
     )
     num_speculative_tokens: int | None = option(
@@ -80,7 +80,6 @@ class SpeculativeConfig(Section):
         Flag(),
     )
     model_directory: str = ""
-    model_architecture: str = ""
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -102,12 +101,6 @@ class SpeculativeConfig(Section):
     def reads_states(self) -> bool:
         """Whether a head drafts that reads hidden states of the model."""
         return self.method in METHODS_OF_HEADS
-
-    @property
-    def model_overrides(self) -> dict[str, Any] | None:
-        """The fields that take the place of those in config.json of `model`."""
-        name = self.model_architecture
-        return {"architectures": [name]} if name else None
 
     @property
     def lookup_max(self) -> int:

@@ -16,7 +16,7 @@ from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.load import with_only_text
 from shmllm.config.options import JsonObject, Option, Section
 from shmllm.errors import EngineStartError
-from shmllm.formats.eagle_heads import Verifier, verifier_of
+from shmllm.formats.draft_heads import Verifier, verifier_of
 from shmllm.frontend.class_names import name_class, name_processors
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model

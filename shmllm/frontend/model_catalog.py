@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shmllm.config.host import available_memory_bytes
 from shmllm.errors import EngineStartError
-from shmllm.formats.eagle_heads import PREFIXES, head_name, verifier_of
+from shmllm.formats.draft_heads import verifier_of
 from shmllm.formats.gguf_directory import IDENTITY
 from shmllm.formats.safetensors_header import read_header
 from shmllm.formats.text_files import one_line, read_json_object
@@ -23,7 +23,7 @@ from shmllm.frontend.model_files import gguf_files, gguf_names
 from shmllm.plugins.entry_points import load_general_plugins
 
 if TYPE_CHECKING:
-    from shmllm.models.eagle_specs import EagleSpec
+    from shmllm.models.draft_specs import DraftSpec
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -56,7 +56,7 @@ class Contents:
     problem: str = ""
     remedy: str = ""
     quantization: str = ""
-    head: EagleSpec | None = None
+    head: DraftSpec | None = None
 
     @property
     def error(self) -> EngineStartError:
@@ -97,13 +97,11 @@ class Drafter(NamedTuple):
 
     directory: as given.
     method: by which method.
-    architecture: that of a head whose config.json has the one of its layer; "": it has its own.
     is_parallel: whether a head drafts all tokens at once.
     """
 
     directory: Path
     method: str
-    architecture: str = ""
     is_parallel: bool = False
 
 
@@ -162,31 +160,20 @@ def check_model(
         raise found.error
 
 
-def check_drafter(directory: Path, method: str | None) -> Drafter:
+def check_drafter(directory: Path) -> Drafter:
     """Return how a directory drafts.
-
-    Args:
-        directory: the directory.
-        method: the method that the user names. SafeAILab's and other heads have the name of their
-            layer's architecture in config.json, which is no head's without a method.
 
     Raises:
         EngineStartError: as `check_model`.
     """
     if (directory / IDENTITY).is_file():
         return Drafter(directory, "draft_model")
-    overrides: dict[str, Any] = {}
-    headers = map(read_header, directory.glob("*.safetensors"))
-    if method in PREFIXES and any("fc.weight" in each.names for each in headers):
-        name = head_name(contents_of(directory).architecture, PREFIXES[method])
-        overrides["architectures"] = [name]
-    found = contents_of(directory, overrides=overrides)
+    found = contents_of(directory)
     if found.problem and found.head is None:
         raise found.error
     if found.head is None:
         return Drafter(directory, "draft_model")
-    (name,) = overrides.get("architectures", [""])
-    return Drafter(directory, found.head.method, name, found.head.mask_token is not None)
+    return Drafter(directory, found.head.method, found.head.mask_token is not None)
 
 
 def record_of_model(
@@ -308,7 +295,7 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
         load_general_plugins()
         if ours:
             model = ModelConfig.from_fields(read_fields(path, overrides), path)
-            head = model.eagle
+            head = model.drafting
     except EngineStartError as error:
         return Contents(config_path, "safetensors", architecture, _without(config_path, error))
     has_weights = any(path.glob("*.safetensors"))

@@ -17,11 +17,7 @@ logger = logging.getLogger(__name__)
 
 OPTION = "speculative_config"
 PARALLEL = "parallel_drafting"
-KEYS = tuple(
-    each.name
-    for each in fields(SpeculativeConfig)
-    if each.name not in ("model_directory", "model_architecture")
-)
+KEYS = tuple(each.name for each in fields(SpeculativeConfig) if each.name != "model_directory")
 _ONE = "one process drafts"
 _KERNELS = "each device has its own kernels"
 _MEASURED = "`adaptive` measures how many drafts pay, for any number of requests"
@@ -107,7 +103,7 @@ def read_speculative_config(config: Any, hub: Hub = USUAL_HUB) -> SpeculativeCon
         return SpeculativeConfig()
     drafter = None
     if "model" in given:
-        drafter = check_drafter(_find_drafter(str(given["model"]), hub), given.get("method"))
+        drafter = check_drafter(_find_drafter(str(given["model"]), hub))
         given.setdefault("method", drafter.method)
     method = given.get("method")
     if isinstance(method, str) and method.endswith("_mtp"):  # vLLM's names for each family
@@ -120,7 +116,6 @@ def read_speculative_config(config: Any, hub: Hub = USUAL_HUB) -> SpeculativeCon
     if drafter is not None:
         _check_method(method, is_parallel, drafter)
         given["model_directory"] = str(drafter.directory.absolute())
-        given["model_architecture"] = drafter.architecture
     elif is_parallel:
         raise EngineStartError(f"{OPTION}: {PARALLEL} is for heads, not for method {method!r}")
     return SpeculativeConfig(**given)

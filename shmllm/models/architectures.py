@@ -60,6 +60,7 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3nForConditionalGeneration": "gemma3n",
     "Contriever": "contriever",
     "CwmForCausalLM": "cwm",
+    "DFlashDraftModel": "dflash",
     "DPRContextEncoder": "dpr",
     "DPRQuestionEncoder": "dpr",
     "DbrxForCausalLM": "dbrx",

@@ -10,18 +10,27 @@ from math import prod
 import torch
 from torch import Tensor
 
+from shmllm.models.block_model import BlockModel
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.draft_specs import BlockSpec, EagleSpec
 from shmllm.models.eagle_model import EagleModel
 from shmllm.models.layers import Allocation, Storage
 from shmllm.models.registry import find_family
+
+MODELS: dict[type, type[DecoderModel]] = {
+    type(None): DecoderModel,
+    EagleSpec: EagleModel,
+    BlockSpec: BlockModel,
+}
+"""The classes of models by what they read of other ones."""
 
 
 def build(config: ModelConfig, storage: Storage) -> DecoderModel:
     """Builds a model whose weights are not set."""
     family = find_family(config.architecture)
     names = "named_weights", "module_weights", "other_names"
-    make = DecoderModel if config.eagle is None else EagleModel
+    make = MODELS[type(config.drafting)]
     return make(config, storage, *(getattr(family, name, None) for name in names))
 
 

@@ -20,7 +20,7 @@ from shmllm.models.config_file import (
     read_fields,
     stored_dtype,
 )
-from shmllm.models.eagle_specs import EagleSpec
+from shmllm.models.draft_specs import DraftSpec
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.kv_sources import check_sources, sources_of
@@ -101,8 +101,8 @@ class ModelConfig:
         further_layers: the layers that a checkpoint may have behind those of the model, each of
             which predicts one token further ahead.
         num_further: how many of them are loaded.
-        eagle: what the model drafts from, if it reads hidden states of another one; None: it reads
-            tokens alone.
+        drafting: what the model drafts from if it reads hidden states of another one; None: it
+            reads tokens alone.
         kept_levels: behind how many layers the residual stream is kept for such a model.
         spans_prompts: whether WITHIN_ITEMS means all of the prompt that a token belongs to.
         returns_experts: whether a step keeps the experts that its layers choose.
@@ -153,7 +153,7 @@ class ModelConfig:
     scales_layers: bool = False
     further_layers: tuple[LayerSpec, ...] = ()
     num_further: int = 0
-    eagle: EagleSpec | None = None
+    drafting: DraftSpec | None = None
     kept_levels: tuple[int, ...] = ()
     spans_prompts: bool = False
     returns_experts: bool = False
@@ -196,11 +196,12 @@ class ModelConfig:
             raise fields.error("quantized checkpoints of this family are not supported")
         if (count := num_elements(config)) > MOST_PARAMETERS:
             raise fields.error(f"its sizes are those of {count:,} parameters: one of them is wrong")
+        generates = purpose_of(architecture) is Purpose.GENERATE and not config.both_ways
         return replace(
             config,
             dtype=stored_dtype(fields),
             eos_token_ids=eos_token_ids(fields, path / "generation_config.json"),
-            lm_head=purpose_of(architecture) is Purpose.GENERATE and not config.both_ways,
+            lm_head=generates or config.drafting is not None,
         )
 
     @property
@@ -260,7 +261,10 @@ class ModelConfig:
 
     @property
     def both_ways(self) -> bool:
-        """Whether tokens of any text attend to tokens behind them, so that none is generated."""
+        """Whether tokens of any text attend to tokens behind them, so that none is generated. What
+        drafts has no text."""
+        if self.drafting is not None:
+            return False
         known = (each.ahead for each in self.attentions if not isinstance(each.ahead, Encoded))
         return any(ahead not in (0, WITHIN_ITEMS) for ahead in known)
 
@@ -284,7 +288,7 @@ class ModelConfig:
     @property
     def num_logits(self) -> int:
         """The number of a token's logits."""
-        return self.vocab_size if self.eagle is None else self.eagle.num_drafted
+        return self.vocab_size if self.drafting is None else self.drafting.num_drafted
 
     @property
     def loaded_layers(self) -> tuple[LayerSpec, ...]:

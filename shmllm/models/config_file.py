@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.eagle_heads import in_terms_of_vllm
+from shmllm.formats.draft_heads import in_terms_of_vllm
 from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.formats.thinker import thinker_of
 from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
@@ -58,7 +58,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _read_whole(path: Path) -> dict[str, Any]:
     where = path / "config.json"
-    values = in_terms_of_vllm(read_json_object(where), str(where))
+    values = in_terms_of_vllm(read_json_object(where), path)
     found, other = values.get("quantization_config"), path / OF_MODELOPT
     if not found and other.is_file():
         found = read_json_object(other).get("quantization")

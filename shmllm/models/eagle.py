@@ -1,7 +1,7 @@
 """EAGLE: a layer of Llama, Qwen2 or Qwen3 that drafts from the hidden states of a larger model.
 
 The checkpoint of SafeAILab calls the layer of EAGLE-3 "midlayer"; that of the library speculators
-has the fields of the layer in an object of its own (`formats.eagle_heads`).
+has the fields of the layer in an object of its own (`formats.draft_heads`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shmllm.formats.eagle_heads import EAGLE, EAGLE3
+from shmllm.formats.draft_heads import EAGLE, EAGLE3
 from shmllm.models import llama, qwen2, qwen3
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
-from shmllm.models.eagle_specs import MOST_LEVELS, EagleSpec
+from shmllm.models.draft_specs import MOST_LEVELS, EagleSpec
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import AttentionSpec
 
@@ -63,7 +63,7 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(
         model,
         layers=layers,
-        eagle=eagle,
+        drafting=eagle,
         final_norm=not is_projected,
         tie_word_embeddings=False,
         logits_scale=fields.number("logit_scale", 1.0),

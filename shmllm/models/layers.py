@@ -259,13 +259,13 @@ class TokenEmbedding:
     """
 
     def __init__(self, config: ModelConfig, storage: Storage) -> None:
-        hidden_size, stage, eagle = config.embedding_width, config.stage, config.eagle
+        hidden_size, stage, drafting = config.embedding_width, config.stage, config.drafting
         self.first_token, num_tokens = config.own_tokens.start, len(config.own_tokens)
         self.tied = config.tie_word_embeddings
         is_shared = self.tied and storage.quantization is None
         is_own = stage.is_first or (is_shared and stage.is_last)
-        has_table = eagle is None or eagle.has_table
-        has_head = eagle is None or eagle.has_head
+        has_table = drafting is None or drafting.has_table
+        has_head = drafting is None or drafting.has_head
         of_table = storage.kept_if(has_table and is_own)
         of_head = storage.kept_if(has_head and stage.is_last).for_head()
         self.table = of_table.table(num_tokens, hidden_size)
@@ -273,7 +273,7 @@ class TokenEmbedding:
         self.head: Linear | None = None
         if config.lm_head:
             width = config.hidden_size
-            num_rows = num_tokens if eagle is None else config.num_logits
+            num_rows = num_tokens if drafting is None else config.num_logits
             self.head = Linear(width, [num_rows], config.lm_head_bias, of_head, shared)
         of_first = storage.kept_if(stage.is_first)
         lengths = config.num_learned_positions, config.num_token_types, config.num_task_types

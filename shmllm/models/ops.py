@@ -228,6 +228,10 @@ class Ops(LinearOps, Protocol):
             [tokens, num_heads * value_head_dim].
         """
 
+    def store_heads(self, qkv: Tensor, attention: AttentionHeads) -> None:
+        """Stores the keys and values of the step's tokens in the cache, as `attend` does, for the
+        tokens of later steps. Arguments: see there."""
+
     def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:
         """Normalises the latents of the step's tokens, rotates their key parts, and stores both in
         the cache.

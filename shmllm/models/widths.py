@@ -47,8 +47,8 @@ def read_widths(config: ModelConfig) -> tuple[int, ...]:
     widths |= set() if config.per_layer is None else {config.per_layer.width}
     widths |= {2 * config.hidden_size} if config.num_further else set()
     widths |= {each.input_width for each in config.attentions if each.input_width is not None}
-    if (eagle := config.eagle) is not None:
-        widths.add(eagle.num_levels * eagle.source_width)
+    if (drafting := config.drafting) is not None:
+        widths.add(drafting.num_levels * drafting.source_width)
         widths.add(2 * config.hidden_size)
     widths |= _laurel_ranks(config) | _latent_widths(config) | {config.embedding_width}
     return _ordered(widths)

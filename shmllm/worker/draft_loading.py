@@ -11,7 +11,7 @@ from shmllm.config.load import DTypeName, LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.eagle_model import EagleModel
+from shmllm.models.drafting_model import DraftingModel
 from shmllm.worker.arena import Contents
 from shmllm.worker.loading import Check, LoadedModel, load_model, model_config
 from shmllm.worker.memory import MemoryPool
@@ -64,11 +64,14 @@ def load_draft(
         )
     if any(loaded.config.layer_state_bytes):
         raise EngineStartError(f"the draft model {directory} has recurrent states: take another")
-    if isinstance(loaded.model, EagleModel):
+    if isinstance(loaded.model, DraftingModel):
         assert isinstance(target.model, DecoderModel), "the options refuse it for others"
-        eagle = loaded.config.eagle
-        assert eagle is not None, "it is such a model"
-        for name, is_there in {"embeddings": eagle.has_table, "LM head": eagle.has_head}.items():
+        drafting = loaded.config.drafting
+        assert drafting is not None, "it is such a model"
+        for name, is_there in {
+            "embeddings": drafting.has_table,
+            "LM head": drafting.has_head,
+        }.items():
             if target.config.shard.size > 1 and not is_there:
                 raise EngineStartError(
                     f"the head {directory} has no {name} of its own, and of the model's each "
@@ -86,7 +89,7 @@ def _options(config: EngineConfig, target: LoadedModel) -> LoadConfig | None:
     return replace(
         config.load,
         directory=directory,
-        hf_overrides=config.speculative.model_overrides,
+        hf_overrides=None,
         dtype=cast(DTypeName, target.dtype_name),
         quantization=None,
         # Integers multiply packed weights only, which it may lack.

@@ -55,9 +55,9 @@ def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     if not options.reads_states:
         return config
     directory = Path(options.model_directory)
-    head = ModelConfig.from_fields(read_fields(directory, options.model_overrides), directory)
-    assert head.eagle is not None, "front ends know"
-    sizes = head.eagle.source_width, model.hidden_size
+    head = ModelConfig.from_directory(directory)
+    assert head.drafting is not None, "front ends know"
+    sizes = head.drafting.source_width, model.hidden_size
     if sizes[0] != sizes[1]:
         raise EngineStartError(
             f"the head {directory} reads hidden states of {sizes[0]:,} numbers, and the "
@@ -68,7 +68,7 @@ def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
             f"method {options.method!r} is not possible for {model.architecture}, which has "
             "several residual streams"
         )
-    levels = head.eagle.levels_of(model.num_layers)
+    levels = head.drafting.levels_of(model.num_layers)
     if not all(0 <= level <= model.num_layers for level in levels):
         raise EngineStartError(
             f"the head {directory} reads the hidden states behind {[*levels]} layers, and "

@@ -155,9 +155,9 @@ def load_model(
             f"{source} has {_OWN_HEAD}, although its config.json says {_TIED}: it is used, as by "
             f"transformers; {_TIED}=false says so, and true, as one of hf_overrides, ties them"
         )
-    if source is not None and config.eagle is not None:
-        own = config.eagle.with_tensors(tensor_names(source), config.vocab_size)
-        config = replace(config, eagle=own)
+    if source is not None and config.drafting is not None:
+        own = config.drafting.with_tensors(tensor_names(source), config.vocab_size)
+        config = replace(config, drafting=own)
     max_model_len = configured_length(load, config)
     if divide is not None:
         config = divide(config)

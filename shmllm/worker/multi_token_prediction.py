@@ -130,7 +130,7 @@ class MultiTokenPrediction:
             rows, chosen = inputs.sample_rows[places], inputs.sample_tokens[places]
         own = np.repeat(inputs.rows, inputs.counts)
         behind = self._batch.token_ids[own, inputs.positions + 1]
-        self._steps.follow(_inputs_of(inputs, behind), hidden, rows, chosen)
+        self._steps.follow(without_samples(inputs, behind), hidden, rows, chosen)
 
     def _advance(self, rows: LongArray, positions: LongArray) -> None:
         """Run the layer for one token of each row, which was drafted.
@@ -139,9 +139,9 @@ class MultiTokenPrediction:
             rows: (N,) int64.
             positions: (N,) int64, the positions before those of the tokens.
         """
-        inputs = self._gather(rows, positions, np.ones_like(rows))
+        inputs = gather(self._batch, rows, positions, np.ones_like(rows))
         behind = self._batch.token_ids[rows, positions + 1]
-        self._steps.advance(_inputs_of(inputs, behind))
+        self._steps.advance(without_samples(inputs, behind))
 
     def _expand(self, rows: LongArray, positions: LongArray, counts: LongArray, mask: int) -> None:
         """Run the layer for some tokens of each row, none of which is known.
@@ -152,31 +152,32 @@ class MultiTokenPrediction:
             counts: (N,) int64, their numbers.
             mask: what stands for them.
         """
-        inputs = self._gather(rows, positions, counts)
-        self._steps.expand(_inputs_of(inputs, np.full(len(inputs.token_ids), mask, np.int32)))
-
-    def _gather(self, rows: LongArray, starts: LongArray, counts: LongArray) -> StepInputs:
-        """Return the inputs of a step of so many tokens of each row from these positions on."""
-        plan = StepPlan(
-            0,
-            rows=rows.tolist(),
-            starts=starts.tolist(),
-            counts=counts.tolist(),
-            num_tokens=int(counts.sum()),
-        )
-        return self._batch.gather(plan)
+        inputs = gather(self._batch, rows, positions, counts)
+        self._steps.expand(without_samples(inputs, np.full(len(inputs.token_ids), mask, np.int32)))
 
 
-def _inputs_of(inputs: StepInputs, behind: IntArray) -> StepInputs:
-    """Return the inputs of the layer for the tokens of a step.
+def gather(batch: InputBatch, rows: LongArray, starts: LongArray, counts: LongArray) -> StepInputs:
+    """Return the inputs of a step of so many tokens of each row, from these positions on."""
+    plan = StepPlan(
+        0,
+        rows=rows.tolist(),
+        starts=starts.tolist(),
+        counts=counts.tolist(),
+        num_tokens=int(counts.sum()),
+    )
+    return batch.gather(plan)
+
+
+def without_samples(inputs: StepInputs, token_ids: IntArray | LongArray) -> StepInputs:
+    """Return the inputs of a step of what drafts for the tokens of another step.
 
     Args:
-        inputs: the inputs of the step.
-        behind: (T,) int32, the token behind each of its tokens.
+        inputs: the inputs of that.
+        token_ids: (T,), what is read in the place of each of its tokens.
     """
     return replace(
         inputs,
-        token_ids=behind.astype(np.int64),
+        token_ids=token_ids.astype(np.int64),
         sample_tokens=NO_ROWS,
         sample_rows=NO_ROWS,
         sample_positions=NO_ROWS,

@@ -26,7 +26,8 @@ from conformance.gpu_drafts import (
 from conformance.gpu_engine import PROMPTS, SCALE, SHAPE, Engine
 from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
 from conformance.gpu_program import VARIANTS
-from support.eagle_heads import EagleHead, FirstEagleHead
+from support.block_heads import BlockHead
+from support.draft_heads import EagleHead, FirstEagleHead
 from support.further_layers import make, save_both
 from support.model_helpers import reference_model, save
 from support.variants import slow
@@ -444,6 +445,14 @@ class ParallelEagleConformance(EagleConformance):
         EagleHead(target, levels=(1, 2), mask_token=5).save(directory, "speculators")
 
 
+class BlockConformance(EagleConformance):
+    """Of a head of DFlash, by the same tests."""
+
+    @staticmethod
+    def save_head(target: Any, directory: Path) -> None:
+        BlockHead(target, layers=(0, 1)).save(directory)
+
+
 def eagle_target(scale: float = 1.0) -> Any:
     """A model of two layers."""
     return reference_model("llama", scale, **SHAPE | {"num_hidden_layers": 2})
@@ -451,7 +460,7 @@ def eagle_target(scale: float = 1.0) -> Any:
 
 def with_head(config: EngineConfig, head: Path, count: int = DRAFTED) -> EngineConfig:
     """The configuration of an engine for which a head drafts."""
-    found: Any = ModelConfig.from_directory(head).eagle
+    found: Any = ModelConfig.from_directory(head).drafting
     options = {"adaptive": False, "model": head.name, "model_directory": str(head)}
     speculative = SpeculativeConfig(found.method, count, **options)
     return fit_to_model(replace(config, speculative=speculative))

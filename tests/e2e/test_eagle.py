@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.block_heads import BlockHead
 from support.determinism import ask, make_requests
+from support.draft_heads import EagleHead, FirstEagleHead
 from support.drafting import OPTIONS, drafting, record_drafts
-from support.eagle_heads import EagleHead, FirstEagleHead
 from support.model_helpers import reference_model, save
 from support.reference_models import make_model
 from support.variants import slow
@@ -74,7 +75,7 @@ def test_a_head_drafts_what_its_formulas_say(
 @pytest.mark.parametrize(
     ("form", "options", "method"),
     [
-        ("plain", {"bias": True}, "eagle"),
+        ("plain", {"bias": True}, None),
         slow("eagle", {"has_table": False}, None),
         slow("named", {"kind": "qwen2", "num_layers": 2}, None),
         slow("named", {"has_head": True}, "eagle"),
@@ -89,6 +90,24 @@ def test_a_head_of_eagle_1_drafts_what_its_formulas_say(
     model = str(save(reference, tmp_path / "model"))
     given = {} if method is None else {"method": method}
     assert_drafts_of(reference, head, model, directory, "eagle", **given)
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("z_lab", {}),
+        slow("z_lab", {"has_table": True, "layers": (4,), "num_layers": 1}),
+        slow("speculators", {"num_drafted": 50}),
+    ],
+)
+def test_a_head_of_dflash_drafts_what_its_formulas_say(
+    form: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = reference_model("qwen3", **LONG)
+    head = BlockHead(reference, **options)
+    directory = str(head.save(tmp_path / "head", form))
+    model = str(save(reference, tmp_path / "model"))
+    assert_drafts_of(reference, head, model, directory, "dflash")
 
 
 def assert_drafts_of(
@@ -117,7 +136,7 @@ def assert_drafts_of(
 AT_ONCE = partial(EagleHead, mask_token=7)
 
 
-@pytest.mark.parametrize("make", [EagleHead, slow(FirstEagleHead), slow(AT_ONCE)])
+@pytest.mark.parametrize("make", [EagleHead, slow(FirstEagleHead), slow(AT_ONCE), slow(BlockHead)])
 def test_outputs_do_not_change_with_a_head(make: Any, tmp_path: Path) -> None:
     reference = reference_model("qwen3", **LONG)
     model = str(save(reference, tmp_path / "model"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.determinism import said
-from support.eagle_heads import EagleHead, FirstEagleHead
+from support.draft_heads import EagleHead, FirstEagleHead
 from support.further_layers import make, save_both
 from support.model_helpers import reference_model, save
 from support.reference_models import make_model

@@ -18,6 +18,7 @@ DRAFTERS: dict[Method, Callable[[SpeculativeConfig], Drafter]] = {
     "mtp": lambda _: RunnerDrafter(),
     "eagle": lambda _: RunnerDrafter(),
     "eagle3": lambda _: RunnerDrafter(),
+    "dflash": lambda _: RunnerDrafter(),
 }
 
 

@@ -125,15 +125,23 @@ class AttentionOps:
         states = max((split_states_bytes(*each) for each in layouts), default=0)
         self._split_states = torch.empty(states, dtype=torch.uint8)
 
+    def store(self, qkv: Tensor, attention: AttentionHeads) -> list[int]:
+        """Record the operation `models.ops.Ops.store_heads`. Return the addresses of the heads that
+        it has written to the cache, or normalised and rotated in their place."""
+        spec, cache = attention.spec, self._cache.layers[attention.layer]
+        layout = head_layout(cache)
+        heads = head_words(layout, spec.num_heads, spec.scale, cache.blocks.stride(0))
+        self._heads.append(heads)
+        source = [heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1]]
+        kernel = STORE_HEADS[layout.stored, dtype_name(attention.dtype)]
+        self._record("store_heads", kernel, *source, *self._storing(attention, cache))
+        return source
+
     def attend(self, qkv: Tensor, attention: AttentionHeads, out: Tensor) -> None:
         """Record the operation `models.ops.Ops.attend`, which writes to ``out``."""
         spec, cache = attention.spec, self._cache.layers[attention.layer]
-        blocks, layout = cache.blocks, head_layout(cache)
-        heads = head_words(layout, spec.num_heads, spec.scale, blocks.stride(0))
-        self._heads.append(heads)
-        source = [heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1]]
-        kinds = layout.stored, dtype_name(attention.dtype)
-        self._record("store_heads", STORE_HEADS[kinds], *source, *self._storing(attention, cache))
+        blocks, source = cache.blocks, self.store(qkv, attention)
+        kinds = head_layout(cache).stored, dtype_name(attention.dtype)
         if spec.growth is not None:
             record_growth(self._program, self._inputs, qkv, spec.query_width, spec.growth)
         requests = self._requests[cache.group, Division.of(spec)]

@@ -144,9 +144,9 @@ class CpuBuffers:
             for width in {each.query_rank for each in config.latent_attentions}
             if width is not None
         }
-        reads_both = config.num_further or config.eagle is not None
+        reads_both = config.num_further or config.drafting is not None
         self.joined = buffer(max_tokens if reads_both else 0, 2 * hidden)
-        self.given = buffer(max_tokens if config.eagle is not None else 0, hidden)
+        self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), torch.float32)
         self.per_layer: Tensor | None = None
         self.gated: Tensor | None = None

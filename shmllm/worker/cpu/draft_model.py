@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from shmllm.config.engine import EngineConfig
+from shmllm.models.block_model import BlockModel
+from shmllm.models.drafting_model import DraftingModel
 from shmllm.models.eagle_model import EagleModel
 from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.block_drafter import BlockDrafter
 from shmllm.worker.cpu.cache import CpuKVCache
-from shmllm.worker.cpu.eagle import CpuEagleProgram
+from shmllm.worker.cpu.draft_heads import CpuBlockProgram, CpuEagleProgram
 from shmllm.worker.cpu.make_program import Program, arithmetic_of, make_program
 from shmllm.worker.cpu.multi_token_prediction import CpuFurtherSteps
 from shmllm.worker.cpu.program import CpuProgram
@@ -16,6 +21,24 @@ from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import Workspace
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction
 from shmllm.worker.step_drafter import StepDrafter
+
+
+def _make_head(
+    model: DraftingModel,
+    cache: CpuKVCache,
+    batch: InputBatch,
+    sampler: CpuSampler,
+    common: tuple[CpuProgram, Tensor, int, str, bool],
+) -> StepDrafter:
+    """Make the drafter of a model that reads hidden states, from what `HeadProgram` needs."""
+    mask = model.mask_token
+    if isinstance(model, BlockModel):
+        assert mask is not None, "its configuration has it"
+        steps = CpuFurtherSteps(CpuBlockProgram(model, cache, batch, *common), batch, sampler)
+        return BlockDrafter(steps, batch, mask)
+    assert isinstance(model, EagleModel), "there are two kinds"
+    steps = CpuFurtherSteps(CpuEagleProgram(model, *common), batch, sampler)
+    return MultiTokenPrediction(steps, batch, mask)
 
 
 class CpuDraftSteps:
@@ -72,13 +95,11 @@ def make_draft_model(
     """
     view = cache.of_draft(draft.config, first)
     program = make_program(config, draft, view, batch, num_threads)
-    if isinstance(draft.model, EagleModel):
+    if isinstance(draft.model, DraftingModel):
         assert isinstance(program, CpuProgram), "it is one of ours"
         assert isinstance(large, CpuProgram), "the options refuse it for others"
-        common = draft.model, program, large.buffers.kept, num_threads
-        eagle = CpuEagleProgram(*common, *arithmetic_of(draft))
-        further = CpuFurtherSteps(eagle, batch, sampler)
-        return MultiTokenPrediction(further, batch, draft.model.mask_token), program.buffers
+        common = program, large.buffers.kept, num_threads, *arithmetic_of(draft)
+        return _make_head(draft.model, view, batch, sampler, common), program.buffers
     steps = CpuDraftSteps(program, batch, sampler)
     layer = view.layers[0]
     max_tokens = config.scheduler.max_num_batched_tokens

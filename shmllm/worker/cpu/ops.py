@@ -306,6 +306,9 @@ class CpuOps:
         self._attentions.attend(qkv, attention, out)
         return out
 
+    def store_heads(self, qkv: Tensor, attention: AttentionHeads) -> None:
+        self._attentions.store(qkv, attention)
+
     def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:
         self._latents.store(x[:, -attention.spec.key_dim :], attention)
         return x

@@ -114,11 +114,7 @@ class AttentionOps:
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         """See `models.ops.Ops.attend`."""
         spec, num_tokens = attention.spec, len(qkv)
-        widths = [spec.key_width, spec.value_width] if spec.source is None else [0, 0]
-        widths = [spec.query_width + widths[0], widths[1], spec.gate_width]
-        of_heads, of_values, of_gates = qkv.split_with_sizes(widths, dim=1)
-        heads = of_heads.unflatten(1, (-1, spec.head_dim))
-        values = of_values.unflatten(1, (-1, spec.value_head_dim)) if of_values.shape[1] else None
+        heads, values, of_gates = _parts_of(qkv, spec)
         gates = of_gates.unflatten(1, (spec.num_heads, -1)) if spec.gated else None
         most = self._step.launches[HeadShape.of(spec)].max_tokens
         # An item that a request's last known token belongs to does not go on in that step. What an
@@ -126,14 +122,7 @@ class AttentionOps:
         is_plain = spec.ahead in (0, WITHIN_ITEMS) and spec.biases is None
         is_one_of_decode = isinstance(spec.ahead, Encoded) and most == 1
         is_one_launch = most > 0 and (is_plain or is_one_of_decode) and not self._rotates_apart
-        cos, sin = (None, None) if spec.rope is None else self._buffers.angles[spec.rope]
-        rotation = _Heads(
-            None if cos is None else cos[:num_tokens],
-            None if sin is None else sin[:num_tokens],
-            self._norms_of_heads(qkv, attention, is_one_launch),
-            spec.rope is not None and spec.rope.interleaved,
-            None if spec.growth is None else QueryGrowth(*spec.growth),
-        )
+        rotation = self._rotation_of(qkv, attention, is_one_launch)
         out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.value_head_dim)
         if is_one_launch:
@@ -153,6 +142,25 @@ class AttentionOps:
         self._step.launch(partial(self._attend, attended, query, attention, biases))
         _multiply_by_gates(attended, gates, spec)
         return out
+
+    def store(self, qkv: Tensor, attention: AttentionHeads) -> None:
+        """See `models.ops.Ops.store_heads`."""
+        heads, values, _ = _parts_of(qkv, attention.spec)
+        rotation = self._rotation_of(qkv, attention, is_one_launch=False)
+        query = heads[:, : attention.spec.num_heads]
+        self._rotate_and_write(query, heads, values, attention, rotation)
+
+    def _rotation_of(self, qkv: Tensor, attention: AttentionHeads, is_one_launch: bool) -> _Heads:
+        """Return how the launch that stores heads changes them."""
+        spec, num_tokens = attention.spec, len(qkv)
+        cos, sin = (None, None) if spec.rope is None else self._buffers.angles[spec.rope]
+        return _Heads(
+            None if cos is None else cos[:num_tokens],
+            None if sin is None else sin[:num_tokens],
+            self._norms_of_heads(qkv, attention, is_one_launch),
+            spec.rope is not None and spec.rope.interleaved,
+            None if spec.growth is None else QueryGrowth(*spec.growth),
+        )
 
     def _norms_of_heads(
         self, qkv: Tensor, attention: AttentionHeads, is_one_launch: bool
@@ -281,6 +289,17 @@ class AttentionOps:
             ends=inputs.ends(attention.spec.ahead, num_tokens),
             biases=biases,
         )
+
+
+def _parts_of(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return the queries and keys, [tokens, heads, head_dim], the values, [tokens, kv_heads,
+    value_head_dim], and the gates, [tokens, gate_width], of what attention reads."""
+    widths = [spec.key_width, spec.value_width] if spec.source is None else [0, 0]
+    widths = [spec.query_width + widths[0], widths[1], spec.gate_width]
+    of_heads, of_values, of_gates = qkv.split_with_sizes(widths, dim=1)
+    heads = of_heads.unflatten(1, (-1, spec.head_dim))
+    values = of_values.unflatten(1, (-1, spec.value_head_dim)) if of_values.shape[1] else None
+    return heads, values, of_gates
 
 
 def _multiply_by_gates(attended: Tensor, gates: Tensor | None, spec: AttentionSpec) -> None:

@@ -186,9 +186,9 @@ class GpuBuffers:
             for spec in config.mixtures
         }
         self.routed = allocate_routed(allocate, config, max_tokens)
-        reads_both = config.num_further or config.eagle is not None
+        reads_both = config.num_further or config.drafting is not None
         self.joined = buffer(max_tokens if reads_both else 0, 2 * hidden)
-        self.given = buffer(max_tokens if config.eagle is not None else 0, hidden)
+        self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), self._dtype)
         self.per_layer: Tensor | None = None
         if config.per_layer is not None:

@@ -325,6 +325,9 @@ class FusedOps:
     def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
         return self._ops.attend(self.value(qkv), attention)
 
+    def store_heads(self, qkv: Any, attention: AttentionHeads) -> None:
+        self._ops.store_heads(self.value(qkv), attention)
+
     def store_latents(self, x: Any, attention: LatentAttention) -> Tensor:
         # They are stored by the launch that projects the queries.
         assert isinstance(x, Product), "latents are a product"

@@ -17,6 +17,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arena import Arena
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
+from shmllm.worker.block_drafter import BlockDrafter
 from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -29,10 +30,10 @@ from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.logits_ops import GpuLogitsOps
 from shmllm.worker.gpu.ops import GpuOps
 from shmllm.worker.gpu.piecewise_graph import PiecewiseGraph
-from shmllm.worker.gpu.products import GpuProducts
 from shmllm.worker.gpu.step_messages import Act, StepMessage, logits_message
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction
+from shmllm.worker.step_drafter import StepDrafter
 
 
 class StatesForward(Protocol):
@@ -43,6 +44,7 @@ class StatesForward(Protocol):
         hidden: [max_tokens, hidden], where it reads hidden states, and leaves its results.
         has_packed: whether a matrix is packed.
         mask_token: see `MultiTokenPrediction`.
+        runs_behind: whether the forward pass runs behind each step of the large model.
     """
 
     @property
@@ -57,10 +59,14 @@ class StatesForward(Protocol):
     @property
     def mask_token(self) -> int | None: ...
 
-    def take(self, num_tokens: int, products: GpuProducts) -> None:
-        """Bring the states of the large model's last step, of so many tokens, to `hidden`."""
+    @property
+    def runs_behind(self) -> bool: ...
 
-    def take_mask(self, num_tokens: int, products: GpuProducts) -> None:
+    def take(self, num_tokens: int, ops: GpuOps) -> None:
+        """Bring the states of the large model's last step, of so many tokens, to `hidden`, or store
+        the keys and values that are made of them if nothing runs behind that step."""
+
+    def take_mask(self, num_tokens: int, ops: GpuOps) -> None:
         """Bring what stands for the states of tokens that are not known to `hidden`, so often."""
 
     def launch(self, ops: GpuOps, num_tokens: int) -> None:
@@ -91,6 +97,7 @@ class LayerForward:
     """
 
     mask_token = None
+    runs_behind = True
 
     def __init__(self, model: DecoderModel, buffers: GpuBuffers, meetings: NoMeetings) -> None:
         self._model = model
@@ -99,10 +106,10 @@ class LayerForward:
         self.hidden = buffers.normed
         self.has_packed = model.has_packed
 
-    def take(self, num_tokens: int, products: GpuProducts) -> None:
+    def take(self, num_tokens: int, ops: GpuOps) -> None:
         """Do nothing: they are there."""
 
-    def take_mask(self, num_tokens: int, products: GpuProducts) -> None:
+    def take_mask(self, num_tokens: int, ops: GpuOps) -> None:
         raise AssertionError("each draft reads the one before")
 
     def launch(self, ops: GpuOps, num_tokens: int) -> None:
@@ -162,7 +169,8 @@ class FurtherResources:
             inputs, buffers, meetings: those of its steps.
             device: the device.
         """
-        kept, dispatcher = kept_states(config, model, device), further_dispatcher(config)
+        most = config.speculative.most_drafted
+        kept, dispatcher = kept_states(config, model, device), further_dispatcher(config, most)
         forward = LayerForward(model, buffers, meetings)
         return cls(forward, inputs, buffers, dispatcher, kept, device, meetings)
 
@@ -187,9 +195,14 @@ def kept_states(config: EngineConfig, model: DecoderModel, device: Device) -> Te
     return torch.zeros(size, dtype=model.dtype, device=device.torch_device)
 
 
-def further_dispatcher(config: EngineConfig) -> DraftDispatcher:
-    """Return what chooses graphs of steps behind those of the large model, of the same sizes."""
-    most = max_verified(config.speculative.most_drafted)
+def further_dispatcher(config: EngineConfig, most_drafted: int) -> DraftDispatcher:
+    """Return what chooses graphs of steps beside those of the large model, of the same sizes.
+
+    Args:
+        config: the engine's configuration.
+        most_drafted: the most drafted tokens of a request that a kernel for few tokens computes.
+    """
+    most = max_verified(most_drafted)
     return DraftDispatcher(config, config.scheduler.max_num_seqs, config.max_drafts, most)
 
 
@@ -236,6 +249,8 @@ class FurtherProgram:
         """Launch a step of padding."""
         self._inputs.idle(descriptor)
         self.run(CudaGraphMode.NONE, descriptor, descriptor.num_tokens)
+        if not self._steps.runs_behind:
+            self._steps.take(descriptor.num_tokens, self._ops)
 
     def follow(
         self,
@@ -250,13 +265,16 @@ class FurtherProgram:
             mode, descriptor, max_query_len: see `run`.
             kept: (2, n) int64, the rows that keep a result, and the tokens that have it.
         """
-        self._steps.take(descriptor.num_tokens, self._ops.products)
-        self.run(mode, descriptor, max_query_len)
-        self.keep(kept)
+        if not self._steps.runs_behind:
+            self._ops.begin(descriptor, max_query_len)
+        self._steps.take(descriptor.num_tokens, self._ops)
+        if self._steps.runs_behind:
+            self.run(mode, descriptor, max_query_len)
+            self.keep(kept)
 
     def expand(self, mode: CudaGraphMode, descriptor: BatchDescriptor, max_query_len: int) -> None:
         """Run for tokens that are not known. Arguments: see `run`."""
-        self._steps.take_mask(descriptor.num_tokens, self._ops.products)
+        self._steps.take_mask(descriptor.num_tokens, self._ops)
         self.run(mode, descriptor, max_query_len)
 
     def keep(self, kept: LongArray) -> None:
@@ -300,9 +318,12 @@ class FurtherProgram:
         else:
             self.advance(step.mode, step.descriptor, step.packed.sizes.num_requests)
 
-    def make_drafter(self, batch: InputBatch, launches: DraftLaunches) -> MultiTokenPrediction:
-        steps = GpuFurtherSteps(self, launches, self._device)
-        return MultiTokenPrediction(steps, batch, self._steps.mask_token)
+    def make_drafter(self, batch: InputBatch, launches: DraftLaunches) -> StepDrafter:
+        steps, mask = GpuFurtherSteps(self, launches, self._device), self._steps.mask_token
+        if self._steps.runs_behind:
+            return MultiTokenPrediction(steps, batch, mask)
+        assert mask is not None, "its configuration has it"
+        return BlockDrafter(steps, batch, mask)
 
     def capture(self) -> CaptureReport:
         captures = self._dispatcher.captures()

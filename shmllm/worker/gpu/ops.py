@@ -165,16 +165,20 @@ class GpuOps:
         return self._buffers.attention.variants(max_tokens, max_requests, tiles)
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
-        num_tokens, step = self._descriptor.num_tokens, self._inputs.step
-        out = self._buffers.embeds[:num_tokens]
+        out = self._buffers.embeds[: self._descriptor.num_tokens]
         look_up(out, embedding, self._inputs, self.meetings)
+        self.compute_angles()
+        return out
+
+    def compute_angles(self) -> None:
+        """Compute the angles by which the step's tokens are rotated."""
+        num_tokens, step = self._descriptor.num_tokens, self._inputs.step
         for rope, frequencies in self._frequencies.items():
             cos, sin = (table[:num_tokens] for table in self._buffers.angles[rope])
             of_pairs = self._axes.get(rope)
             positions = step.positions if of_pairs is None else step.rope_positions
             of_rope = positions[..., :num_tokens]
             rope_tables(cos, sin, of_rope, frequencies, attention_factor(rope), of_pairs)
-        return out
 
     def project(self, x: Tensor, projection: Linear) -> Tensor:
         out = self._buffers.hidden[: len(x)]
@@ -300,6 +304,9 @@ class GpuOps:
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         return self._attends.attend(qkv, attention)
+
+    def store_heads(self, qkv: Tensor, attention: AttentionHeads) -> None:
+        self._attends.store(qkv, attention)
 
     def store_latents(self, x: Tensor, attention: LatentAttention) -> Tensor:
         return self.latents.store(x, attention)

@@ -17,7 +17,7 @@ from shmllm.config.load import DecodeKernel
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.eagle_model import EagleModel
+from shmllm.models.drafting_model import DraftingModel
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.rope_config import needs_axes
 from shmllm.worker.batch import InputBatch
@@ -25,9 +25,9 @@ from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.draft_heads import head_resources
 from shmllm.worker.gpu.draft_model import DraftModelResources
 from shmllm.worker.gpu.draft_resources import DraftResources
-from shmllm.worker.gpu.eagle import eagle_resources
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup, GpuMeetings, NoMeetings
 from shmllm.worker.gpu.heads import make_head
@@ -129,7 +129,9 @@ class StepResources:
         sampler = GpuSampler(batch, rows, num_logits, device, config.logprobs.mode)
         max_blocks = -(-max_model_len // block_size)
         last_tokens = sampler.last_tokens
-        aheads = dict.fromkeys(each.ahead for each in model.attentions if each.ahead != 0)
+        both = (model,) if draft_config is None else (model, draft_config)
+        every = (each.ahead for config in both for each in config.attentions)
+        aheads = dict.fromkeys(ahead for ahead in every if ahead != 0)
         sizes = tokens, rows, samples
         inputs = GpuInputs(
             *sizes,
@@ -148,9 +150,9 @@ class StepResources:
             assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"
             meetings = GpuMeetings(group, loaded.model, *sizes, device)
         made: DraftResources | None = None
-        if draft is not None and isinstance(draft.model, EagleModel):
+        if draft is not None and isinstance(draft.model, DraftingModel):
             own = config, draft, inputs, buffers, len(model.layer_kv), max_model_len, device
-            made = eagle_resources(*own)
+            made = head_resources(*own)
         elif draft is not None:
             made = DraftModelResources.allocate(config, draft, model, inputs, device)
         elif config.load.further_layers:

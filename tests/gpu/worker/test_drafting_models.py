@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance.gpu_drafting_models import (
+    BlockConformance,
     DraftModelConformance,
     EagleConformance,
     FirstEagleConformance,
@@ -33,4 +34,8 @@ class TestFirstEagle(FirstEagleConformance):
 
 
 class TestParallelEagle(ParallelEagleConformance):
+    pass
+
+
+class TestBlock(BlockConformance):
     pass

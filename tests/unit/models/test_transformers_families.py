@@ -53,7 +53,7 @@ IN_FILES = {
     *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
     "XverseForCausalLM",
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
-    *("EagleLlamaForCausalLM", "EagleQwen2ForCausalLM"),
+    *("EagleLlamaForCausalLM", "EagleQwen2ForCausalLM", "DFlashDraftModel"),
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
 """The names that published files have for what transformers calls otherwise, or lacks."""

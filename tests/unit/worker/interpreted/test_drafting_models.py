@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conformance.gpu_drafting_models import (
+    BlockConformance,
     DraftModelConformance,
     EagleConformance,
     FirstEagleConformance,
@@ -116,4 +117,8 @@ class TestFirstEagle(FirstEagleConformance, CompiledBefore):
 
 
 class TestParallelEagle(ParallelEagleConformance, CompiledBefore):
+    pass
+
+
+class TestBlock(BlockConformance, CompiledBefore):
     pass

@@ -12,7 +12,7 @@ import torch
 from conformance.gpu_drafting_models import HEAD, with_further, with_head, with_model
 from conformance.gpu_drafts import RIGHT, SPECULATIVE, ScriptedDrafter, draft_with
 from conformance.gpu_engine import BLOCK_SIZE, PROMPTS, SHAPE, Engine, make_config
-from support.eagle_heads import EagleHead
+from support.draft_heads import EagleHead
 from support.fake_gpu import FakeGpu, eager
 from support.further_layers import make, save_both
 from support.model_helpers import reference_model, save

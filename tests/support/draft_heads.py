@@ -32,6 +32,22 @@ HEADS: list[dict[str, int]] = [
 """The heads of layers whose width follows from their number, or does not."""
 
 
+def initialize(head: torch.nn.Module) -> None:
+    """Makes the weights of a head random."""
+    with torch.no_grad():
+        for name, weight in head.named_parameters():
+            is_norm = "norm" in name
+            weight.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.08)
+    head.eval()
+
+
+def with_margin(logits: Tensor, targets: Tensor) -> tuple[list[int], float]:
+    """The tokens with the largest logits, [rows, drafted ids], and by how much these are ahead of
+    the others at least."""
+    best = logits.topk(2).values
+    return targets[logits.argmax(-1)].tolist(), float((best[:, 0] - best[:, 1]).min())
+
+
 class Drafting(torch.nn.Module):
     """What all random heads share: layers of transformers that are run by themselves, and drafts
     one after the other.
@@ -44,13 +60,6 @@ class Drafting(torch.nn.Module):
 
     layers: torch.nn.ModuleList
     targets: Tensor
-
-    def _initialize(self) -> None:
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                is_norm = "norm" in name
-                weight.normal_(1.0 if is_norm else 0.0, 0.2 if is_norm else 0.08)
-        self.eval()
 
     def _states(self, every: Any) -> Tensor:
         """The hidden states, [n, hidden], that tokens are joined with, from those of the model:
@@ -83,14 +92,13 @@ class Drafting(torch.nn.Module):
         given = torch.tensor([token_ids[:-1]])
         every = model(given, output_hidden_states=True).hidden_states
         states, tokens = self._states(every), list(token_ids[1:])
-        found, margin = [], torch.inf
+        found: list[int] = []
+        margin = torch.inf
         masks: Any = self._masks(count - 1)
         for number in range(count):
             after = self._run(states, torch.tensor(tokens))
-            logits = self._logits(model, after[-1])
-            best = logits.topk(2).values
-            margin = min(margin, float(best[0] - best[1]))
-            found.append(int(self.targets[logits.argmax()]))
+            drafted, ahead = with_margin(self._logits(model, after[-1:]), self.targets)
+            found, margin = found + drafted, min(margin, ahead)
             ids, given = (found, after[-1:]) if masks is None else (masks[0], masks[1][number:][:1])
             states = torch.cat((states, given))
             tokens += ids[-1:]
@@ -145,7 +153,7 @@ class FirstEagleHead(Drafting):
         self.rope = make_rope(config)
         self.lm_head = torch.nn.Linear(hidden, vocab, bias=False)
         self.targets = torch.arange(vocab)
-        self._initialize()
+        initialize(self)
         if not has_table:
             self.embed_tokens.weight.data.copy_(model.get_input_embeddings().weight)
 
@@ -256,7 +264,7 @@ class EagleHead(Drafting):
         targets = torch.randperm(vocab)[:num_drafted].sort().values
         self.d2t = targets - torch.arange(num_drafted)
         self.targets = targets
-        self._initialize()
+        initialize(self)
         if not has_table:
             self.embed_tokens.weight.data.copy_(model.get_input_embeddings().weight)
 
