@@ -8,10 +8,10 @@ from typing import Literal, get_args
 from shmllm.config.options import Flag, Free, Number, OneOf, Section, Whole, option
 from shmllm.errors import EngineStartError
 
-Method = Literal["ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3", "dflash"]
+Method = Literal["ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3", "dflash", "medusa"]
 METHODS_WITHOUT_MODEL: tuple[Method, ...] = ("ngram", "suffix", "mtp")
 """The methods that need no other model than the engine's."""
-METHODS_OF_HEADS: tuple[Method, ...] = ("eagle", "eagle3", "dflash")
+METHODS_OF_HEADS: tuple[Method, ...] = ("eagle", "eagle3", "dflash", "medusa")
 """The methods of heads, which read hidden states of the model."""
 METHODS_OF_MODELS: tuple[Method, ...] = ("draft_model", *METHODS_OF_HEADS)
 """The methods of other models, in directories of their own."""
@@ -29,6 +29,7 @@ _DEFAULT_DRAFTED: dict[Method, int] = {
     "eagle": 3,
     "eagle3": 3,
     "dflash": 7,
+    "medusa": 3,
 }
 
 
@@ -44,8 +45,8 @@ class SpeculativeConfig(Section):
         None,
         'Who drafts: "ngram" finds what followed the last tokens before, "suffix" does so in the '
         'outputs of other requests, too, "draft_model" is a smaller model, "mtp" are layers of the '
-        'model itself that predict further tokens, "eagle", "eagle3" and "dflash" are layers in '
-        "files of their own that read hidden states of the model.",
+        'model itself that predict further tokens, "eagle", "eagle3", "dflash" and "medusa" are '
+        "in files of their own and read hidden states of the model.",
         OneOf(get_args(Method), optional=True),
     )
     num_speculative_tokens: int | None = option(

@@ -23,6 +23,8 @@ _PREFIXES = {"eagle": "Eagle", "eagle3": "Eagle3"}
 """By vLLM's names of methods, what it puts before the name of the architecture of a layer."""
 _OF_LAYERS = {f"{name}ForCausalLM" for name in ("Llama", "Qwen2", "Qwen3")}
 """The architectures of layers, whose names SafeAILab's and other heads have."""
+_OF_TYPES = {"medusa": "MedusaModel"}
+"""The architectures that files may leave out, by their ``model_type``."""
 _OTHER_NAMES = {
     "LlamaForCausalLMEagle": EAGLE["llama"],
     "Qwen2ForCausalLMEagle": EAGLE["qwen2"],
@@ -93,7 +95,7 @@ def in_terms_of_vllm(values: Mapping[str, Any], directory: Path) -> dict[str, An
         named = name if "Eagle" in name else prefix + name
         values = {**layer, **values, "model": None, "architectures": [named]}
         values["model_type"] = layer.get("model_type")
-    name = _first_of(values)
+    name = _first_of(values) or _OF_TYPES.get(str(values.get("model_type")), "")
     if name in _OF_LAYERS:
         name = _prefix_of(directory / "model.safetensors") + name
     known = _OTHER_NAMES.get(name, name)

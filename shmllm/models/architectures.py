@@ -144,6 +144,7 @@ ARCHITECTURES: dict[str, str] = {
     "MPTForCausalLM": "mpt",
     "MT5EncoderModel": "t5_encoder",
     "MellumForCausalLM": "mellum",
+    "MedusaModel": "medusa",
     "MiMoForCausalLM": "mimo",
     "MiMoV2FlashForCausalLM": "mimo_v2_flash",
     "MiniCPM3ForCausalLM": "minicpm3",

@@ -13,15 +13,17 @@ from torch import Tensor
 from shmllm.models.block_model import BlockModel
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.draft_specs import BlockSpec, EagleSpec
+from shmllm.models.draft_specs import BlockSpec, EagleSpec, MedusaSpec
 from shmllm.models.eagle_model import EagleModel
 from shmllm.models.layers import Allocation, Storage
+from shmllm.models.medusa_model import MedusaModel
 from shmllm.models.registry import find_family
 
 MODELS: dict[type, type[DecoderModel]] = {
     type(None): DecoderModel,
     EagleSpec: EagleModel,
     BlockSpec: BlockModel,
+    MedusaSpec: MedusaModel,
 }
 """The classes of models by what they read of other ones."""
 

@@ -68,7 +68,8 @@ class ModelConfig:
 
     Attributes:
         architecture: the first name in config.json's ``architectures``.
-        layers: what each layer is. At least one has attention or a recurrent state.
+        layers: what each layer is. At least one has attention or a recurrent state, but in a model
+            that drafts.
         norm: all norms of the model, those of queries and keys included.
         dtype: the dtype of the checkpoint: "float32", "float16" or "bfloat16"; None: config.json
             does not name one.
@@ -168,7 +169,8 @@ class ModelConfig:
     whole: ModelConfig | None = None
 
     def __post_init__(self) -> None:
-        if not any(mixer.kv or mixer.state_bytes for mixer in self.mixers):
+        mixes = any(mixer.kv or mixer.state_bytes for mixer in self.mixers)
+        if not mixes and self.drafting is None:
             raise EngineStartError(
                 f"{self.architecture}: models without a layer that mixes tokens are not supported"
             )

@@ -51,6 +51,17 @@ class DraftSpec:
         )
 
     @property
+    def lacks(self) -> tuple[str, ...]:
+        """What it takes from the other model, in words."""
+        parts = {"embeddings": self.has_table, "LM head": self.has_head}
+        return tuple(name for name, is_there in parts.items() if not is_there)
+
+    @property
+    def most_drafted(self) -> int | None:
+        """The largest number of tokens that it drafts; None: any."""
+        return None
+
+    @property
     def method(self) -> str:
         """vLLM's name of the method."""
         raise NotImplementedError
@@ -115,3 +126,35 @@ class BlockSpec(DraftSpec):
     @property
     def method(self) -> str:
         return "dflash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MedusaSpec(DraftSpec):
+    """Heads that each predict a token from the hidden state behind the other model's final norm
+    (Cai et al., "Medusa", 2024, section 2.1). A head consists of residual blocks, each of which
+    adds the SiLU of a projection, and an LM head. Embeddings are none.
+
+    Attributes:
+        num_heads: the number of heads: the most tokens that are drafted.
+        num_blocks: the number of residual blocks of each head.
+        shares_head: whether all of them have one LM head.
+    """
+
+    num_heads: int
+    num_blocks: int
+    shares_head: bool = False
+
+    def with_tensors(self, names: Collection[str], vocab_size: int) -> Self:
+        return self
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def most_drafted(self) -> int | None:
+        return self.num_heads
+
+    @property
+    def method(self) -> str:
+        return "medusa"

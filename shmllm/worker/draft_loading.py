@@ -68,15 +68,11 @@ def load_draft(
         assert isinstance(target.model, DecoderModel), "the options refuse it for others"
         drafting = loaded.config.drafting
         assert drafting is not None, "it is such a model"
-        for name, is_there in {
-            "embeddings": drafting.has_table,
-            "LM head": drafting.has_head,
-        }.items():
-            if target.config.shard.size > 1 and not is_there:
-                raise EngineStartError(
-                    f"the head {directory} has no {name} of its own, and of the model's each "
-                    "rank has a part: leave tensor_parallel_size out"
-                )
+        if target.config.shard.size > 1 and drafting.lacks:
+            raise EngineStartError(
+                f"the head {directory} has no {drafting.lacks[0]} of its own, and of the model's "
+                "each rank has a part: leave tensor_parallel_size out"
+            )
         loaded.model.borrow(target.model)
     return loaded
 

@@ -63,6 +63,12 @@ def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
             f"the head {directory} reads hidden states of {sizes[0]:,} numbers, and the "
             f"model's have {sizes[1]:,}: it belongs to another model"
         )
+    most = head.drafting.most_drafted
+    if most is not None and options.most_drafted > most:
+        raise EngineStartError(
+            f"the head {directory} drafts at most {most} tokens: set num_speculative_tokens "
+            f"(--draft-tokens) to that, or to less, and not to {options.most_drafted}"
+        )
     if model.altup is not None:
         raise EngineStartError(
             f"method {options.method!r} is not possible for {model.architecture}, which has "

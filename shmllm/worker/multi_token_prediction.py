@@ -122,12 +122,7 @@ class MultiTokenPrediction:
     ) -> None:
         """See `StepDrafter.follow`: the layer runs for each token of the step, with the token
         behind it. What it computes behind a wrong draft is computed again."""
-        rows, chosen = NO_ROWS, NO_ROWS
-        if plan.samples:
-            accepted = np.ones(len(plan.samples), np.int64) if counts is None else np.array(counts)
-            firsts = np.cumsum([0, *plan.sample_counts[:-1]])
-            places = firsts + accepted - 1
-            rows, chosen = inputs.sample_rows[places], inputs.sample_tokens[places]
+        rows, chosen = last_accepted(plan, inputs, counts)
         own = np.repeat(inputs.rows, inputs.counts)
         behind = self._batch.token_ids[own, inputs.positions + 1]
         self._steps.follow(without_samples(inputs, behind), hidden, rows, chosen)
@@ -154,6 +149,18 @@ class MultiTokenPrediction:
         """
         inputs = gather(self._batch, rows, positions, counts)
         self._steps.expand(without_samples(inputs, np.full(len(inputs.token_ids), mask, np.int32)))
+
+
+def last_accepted(
+    plan: StepPlan, inputs: StepInputs, counts: Sequence[int] | None
+) -> tuple[LongArray, LongArray]:
+    """Return the rows that have got tokens in a step, and which of the step's tokens are before the
+    last of these. Arguments: see `StepDrafter.follow`."""
+    if not plan.samples:
+        return NO_ROWS, NO_ROWS
+    accepted = np.ones(len(plan.samples), np.int64) if counts is None else np.array(counts)
+    places = np.cumsum([0, *plan.sample_counts[:-1]]) + accepted - 1
+    return inputs.sample_rows[places], inputs.sample_tokens[places]
 
 
 def gather(batch: InputBatch, rows: LongArray, starts: LongArray, counts: LongArray) -> StepInputs:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.block_heads import BlockHead
 from support.determinism import said
 from support.draft_heads import EagleHead, FirstEagleHead
 from support.further_layers import make, save_both
+from support.medusa_heads import MedusaHeads
 from support.model_helpers import reference_model, save
 from support.reference_models import make_model
 from support.variants import slow
@@ -147,6 +149,8 @@ def test_a_head_drafts_for_all_ranks(tmp_path: Path) -> None:
     heads = [
         str(EagleHead(reference).save(tmp_path / "head")),
         str(FirstEagleHead(reference, has_head=True).save(tmp_path / "first")),
+        str(BlockHead(reference, num_drafted=50, has_table=True).save(tmp_path / "block")),
+        str(MedusaHeads(reference).save(tmp_path / "medusa")),
     ]
     first = str(FirstEagleHead(reference).save(tmp_path / "without a head"))
     borrows = str(EagleHead(reference, has_table=False).save(tmp_path / "without a table"))

@@ -19,6 +19,7 @@ DRAFTERS: dict[Method, Callable[[SpeculativeConfig], Drafter]] = {
     "eagle": lambda _: RunnerDrafter(),
     "eagle3": lambda _: RunnerDrafter(),
     "dflash": lambda _: RunnerDrafter(),
+    "medusa": lambda _: RunnerDrafter(),
 }
 
 

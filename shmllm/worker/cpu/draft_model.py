@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.models.block_model import BlockModel
 from shmllm.models.drafting_model import DraftingModel
 from shmllm.models.eagle_model import EagleModel
+from shmllm.models.medusa_model import MedusaModel
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch, StepInputs
 from shmllm.worker.block_drafter import BlockDrafter
 from shmllm.worker.cpu.cache import CpuKVCache
@@ -18,6 +21,7 @@ from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.draft_model import DraftModel
 from shmllm.worker.loading import LoadedModel
+from shmllm.worker.medusa_drafter import MedusaDrafter
 from shmllm.worker.memory_owners import Workspace
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction
 from shmllm.worker.step_drafter import StepDrafter
@@ -69,6 +73,34 @@ class CpuDraftSteps:
         """Do nothing: the batch has the tokens."""
 
 
+class CpuHeadSteps:
+    """See `HeadSteps`.
+
+    Args:
+        model: the heads.
+        batch: the batch, which gets the sampled tokens at once.
+        sampler: samples with the parameters in the batch.
+    """
+
+    def __init__(self, model: MedusaModel, batch: InputBatch, sampler: CpuSampler) -> None:
+        self._model = model
+        self._batch = batch
+        self._sampler = sampler
+        size = batch.block_tables.shape[1], model.config.hidden_size
+        self._kept = torch.zeros(size, dtype=model.dtype)
+
+    def keep(self, hidden: Tensor, rows: LongArray, chosen: LongArray) -> None:
+        states = hidden[torch.from_numpy(chosen)]
+        self._kept[torch.from_numpy(rows)] = states.to(self._kept.dtype)
+
+    def sample(self, place: int, rows: LongArray, positions: LongArray) -> None:
+        logits = self._model.predict(place, self._kept[torch.from_numpy(rows)]).float()
+        self._batch.token_ids[rows, positions] = self._sampler.choose(logits, rows, positions)
+
+    def finish(self) -> None:
+        """Do nothing: the batch has the tokens."""
+
+
 def make_draft_model(
     config: EngineConfig,
     draft: LoadedModel,
@@ -78,7 +110,7 @@ def make_draft_model(
     sampler: CpuSampler,
     num_threads: int,
     large: Program,
-) -> tuple[StepDrafter, Workspace]:
+) -> tuple[StepDrafter, Workspace | None]:
     """Make the drafter of a loaded draft model.
 
     Args:
@@ -91,8 +123,10 @@ def make_draft_model(
         large: the forward pass of the large model.
 
     Returns:
-        The drafter, and the buffers of its steps.
+        The drafter, and the buffers of its steps, if it has any.
     """
+    if isinstance(draft.model, MedusaModel):
+        return MedusaDrafter(CpuHeadSteps(draft.model, batch, sampler), batch), None
     view = cache.of_draft(draft.config, first)
     program = make_program(config, draft, view, batch, num_threads)
     if isinstance(draft.model, DraftingModel):

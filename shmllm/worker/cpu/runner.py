@@ -212,7 +212,7 @@ class CpuRunner(LoadedRunner):
             drafter, buffers = make_draft_model(
                 config, part.draft, part.cache, first, *common, part.program
             )
-            workspaces.append(buffers)
+            workspaces += [] if buffers is None else [buffers]
         elif part.further is not None:
             further = CpuFurtherSteps(part.further, self._batch, self._sampler)
             drafter = MultiTokenPrediction(further, self._batch)

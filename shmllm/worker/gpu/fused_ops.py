@@ -273,9 +273,8 @@ class FusedOps:
         self._ops.keep(self.value(residual), place)
 
     def norm(self, x: Any, norm: Norm) -> Any:
-        if isinstance(x, Product | Experts) and norm.spec.kind == "rms":
-            return NormedProduct(x, norm)
-        if isinstance(x, SumOfNorms) and norm.spec == x.first.norm.spec:
+        is_product = isinstance(x, Product | Experts) and norm.spec.kind == "rms"
+        if is_product or (isinstance(x, SumOfNorms) and norm.spec == x.first.norm.spec):
             return NormedProduct(x, norm)
         width = len(norm.weight)
         if isinstance(x, Tensor) and x.shape[1] > width:

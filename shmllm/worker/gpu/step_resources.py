@@ -19,6 +19,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.drafting_model import DraftingModel
 from shmllm.models.lora_targets import LoraTargets
+from shmllm.models.medusa_model import MedusaModel
 from shmllm.models.rope_config import needs_axes
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.attention_launches import max_verified
@@ -34,6 +35,7 @@ from shmllm.worker.gpu.heads import make_head
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.kv_dtype import kv_dtype
 from shmllm.worker.gpu.lora import GpuLora
+from shmllm.worker.gpu.medusa import MedusaResources
 from shmllm.worker.gpu.multi_token_prediction import FurtherResources
 from shmllm.worker.gpu.plain_arena import PlainArena
 from shmllm.worker.gpu.program import GpuProgram, Program
@@ -150,7 +152,9 @@ class StepResources:
             assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"
             meetings = GpuMeetings(group, loaded.model, *sizes, device)
         made: DraftResources | None = None
-        if draft is not None and isinstance(draft.model, DraftingModel):
+        if draft is not None and isinstance(draft.model, MedusaModel):
+            made = MedusaResources.of(config, draft.model, device)
+        elif draft is not None and isinstance(draft.model, DraftingModel):
             own = config, draft, inputs, buffers, len(model.layer_kv), max_model_len, device
             made = head_resources(*own)
         elif draft is not None:

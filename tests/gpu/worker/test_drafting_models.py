@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from conformance.gpu_drafting_models import (
+from conformance.gpu_draft_heads import (
     BlockConformance,
-    DraftModelConformance,
     EagleConformance,
     FirstEagleConformance,
-    FurtherLayerConformance,
+    MedusaConformance,
     ParallelEagleConformance,
+)
+from conformance.gpu_drafting_models import (
+    DraftModelConformance,
+    FurtherLayerConformance,
     further,
     other,
 )
@@ -38,4 +41,8 @@ class TestParallelEagle(ParallelEagleConformance):
 
 
 class TestBlock(BlockConformance):
+    pass
+
+
+class TestMedusa(MedusaConformance):
     pass

@@ -1240,14 +1240,14 @@ PUBLISHED = {
     *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),
 }
 """Encoders under names that transformers has not, or without a suffix."""
-HEADS = {"dflash", "eagle"}
+HEADS = {"dflash", "eagle", "medusa"}
 """The families of models that draft for others."""
 
 
 def test_every_architecture_has_a_case() -> None:
     """Those that generate have one here, the others in tests/e2e/test_pooling_models.py and
     test_published_encoders.py, those with an encoder in tests/conformance/gpu_whisper.py, and those
-    that draft for others in tests/e2e/test_eagle.py."""
+    that draft for others in tests/e2e/test_draft_heads.py."""
     others = TEXT_MODELS.keys() | PUBLISHED
     others |= {name for name, family in ARCHITECTURES.items() if family in HEADS}
     plain = {name: family for name, family in ARCHITECTURES.items() if name not in others}

@@ -28,6 +28,7 @@ DFLASH = LAYER | {
     "model_type": "qwen3",
     "dflash_config": {"mask_token_id": 5, "target_layer_ids": [3, 1]},
 }
+MEDUSA = {"model_type": "medusa", "vocab_size": 97, "hidden_size": 32, "num_heads": 2}
 SPECULATORS = {
     "speculators_model_type": "dflash",
     "transformer_layer_config": LAYER | {"model_type": "qwen3"},
@@ -51,6 +52,7 @@ def read(directory: Path, fields: dict[str, Any]) -> Any:
         (SPECULATORS | {"speculators_model_type": "peagle"}, "eagle3", None, 5),
         (DFLASH, "dflash", (2, 4), 5),
         (SPECULATORS, "dflash", (2, 4), 5),
+        (MEDUSA, "medusa", (), None),
     ],
 )
 def test_kinds_of_heads(
@@ -94,6 +96,8 @@ def test_kinds_of_heads(
             },
             "layers with sliding windows are not supported",
         ),
+        (MEDUSA | {"truncated_vocab_size": 50}, "'truncated_vocab_size' must be 'vocab_size' (97)"),
+        (MEDUSA | {"num_heads": 65}, "'num_heads' must be an integer of at most 64"),
         (SPECULATORS | {"projector_type": "domino"}, "'projector_type' must be 'dflash'"),
         (SPECULATORS | {"speculators_model_type": "dspark"}, "'dspark' is not supported"),
         (

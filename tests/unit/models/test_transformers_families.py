@@ -54,6 +54,7 @@ IN_FILES = {
     "XverseForCausalLM",
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *("EagleLlamaForCausalLM", "EagleQwen2ForCausalLM", "DFlashDraftModel"),
+    "MedusaModel",
     *(f"{own}ForCausalLM" for _, own in STEMS.values()),
 }
 """The names that published files have for what transformers calls otherwise, or lacks."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conformance.gpu_drafting_models import (
+from conformance.gpu_draft_heads import (
     BlockConformance,
-    DraftModelConformance,
     EagleConformance,
     FirstEagleConformance,
-    FurtherLayerConformance,
+    MedusaConformance,
     ParallelEagleConformance,
+)
+from conformance.gpu_drafting_models import (
+    DraftModelConformance,
+    FurtherLayerConformance,
     further,
     latent_config,
     other,
@@ -121,4 +124,8 @@ class TestParallelEagle(ParallelEagleConformance, CompiledBefore):
 
 
 class TestBlock(BlockConformance, CompiledBefore):
+    pass
+
+
+class TestMedusa(MedusaConformance, CompiledBefore):
     pass

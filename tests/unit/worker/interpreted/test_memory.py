@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conformance.gpu_drafting_models import HEAD, with_further, with_head, with_model
+from conformance.gpu_draft_heads import HEAD, with_head
+from conformance.gpu_drafting_models import with_further, with_model
 from conformance.gpu_drafts import RIGHT, SPECULATIVE, ScriptedDrafter, draft_with
 from conformance.gpu_engine import BLOCK_SIZE, PROMPTS, SHAPE, Engine, make_config
 from support.draft_heads import EagleHead

@@ -1,4 +1,4 @@
-"""EAGLE heads: what they draft is what their formulas say, and no output changes."""
+"""Heads that draft: what they draft is what their formulas say, and no output changes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from support.block_heads import BlockHead
 from support.determinism import ask, make_requests
 from support.draft_heads import EagleHead, FirstEagleHead
 from support.drafting import OPTIONS, drafting, record_drafts
+from support.medusa_heads import MedusaHeads
 from support.model_helpers import reference_model, save
 from support.reference_models import make_model
 from support.variants import slow
@@ -110,6 +111,26 @@ def test_a_head_of_dflash_drafts_what_its_formulas_say(
     assert_drafts_of(reference, head, model, directory, "dflash")
 
 
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("vllm", {"bias": True, "num_blocks": 2}),
+        slow("authors", {}),
+        slow("vllm", {"shares_head": True, "num_heads": 3}),
+    ],
+)
+def test_medusa_drafts_what_its_formulas_say(
+    form: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    reference = reference_model("qwen3", **LONG)
+    heads = MedusaHeads(reference, **options)
+    directory = str(heads.save(tmp_path / "head", form))
+    model = str(save(reference, tmp_path / "model"))
+    assert_drafts_of(reference, heads, model, directory, "medusa")
+    with pytest.raises(EngineStartError, match=r"drafts at most [34] tokens: set num_spec"):
+        LLM(model, **drafting(model=directory, num_speculative_tokens=5))
+
+
 def assert_drafts_of(
     reference: Any, head: Any, model: str, directory: str, found: str, **given: str
 ) -> None:
@@ -136,7 +157,9 @@ def assert_drafts_of(
 AT_ONCE = partial(EagleHead, mask_token=7)
 
 
-@pytest.mark.parametrize("make", [EagleHead, slow(FirstEagleHead), slow(AT_ONCE), slow(BlockHead)])
+@pytest.mark.parametrize(
+    "make", [EagleHead, *map(slow, (FirstEagleHead, AT_ONCE, BlockHead, MedusaHeads))]
+)
 def test_outputs_do_not_change_with_a_head(make: Any, tmp_path: Path) -> None:
     reference = reference_model("qwen3", **LONG)
     model = str(save(reference, tmp_path / "model"))
