@@ -98,11 +98,13 @@ class Drafter(NamedTuple):
     directory: as given.
     method: by which method.
     is_parallel: whether a head drafts all tokens at once.
+    usual_drafted: the number of tokens that it was trained to draft; None: it does not say.
     """
 
     directory: Path
     method: str
     is_parallel: bool = False
+    usual_drafted: int | None = None
 
 
 def contents_of(
@@ -173,7 +175,8 @@ def check_drafter(directory: Path) -> Drafter:
         raise found.error
     if found.head is None:
         return Drafter(directory, "draft_model")
-    return Drafter(directory, found.head.method, found.head.mask_token is not None)
+    is_parallel, usual = found.head.mask_token is not None, found.head.usual_drafted
+    return Drafter(directory, found.head.method, is_parallel, usual)
 
 
 def record_of_model(

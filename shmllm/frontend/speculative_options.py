@@ -8,7 +8,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shmllm.config.speculative import METHODS_OF_MODELS, METHODS_WITHOUT_MODEL, SpeculativeConfig
+from shmllm.config.speculative import (
+    METHODS_OF_MODELS,
+    METHODS_WITHOUT_MODEL,
+    MOST_DRAFTED,
+    SpeculativeConfig,
+)
 from shmllm.errors import EngineStartError, nearest
 from shmllm.frontend.model_catalog import Drafter, check_drafter
 from shmllm.frontend.model_files import USUAL_HUB, Hub, resolve_model
@@ -114,16 +119,19 @@ def read_speculative_config(config: Any, hub: Hub = USUAL_HUB) -> SpeculativeCon
         needs = "needs a model" if method in METHODS_OF_MODELS else "takes no model"
         raise EngineStartError(f"{OPTION}: method {method!r} {needs}")
     if drafter is not None:
-        _check_method(method, is_parallel, drafter)
-        given["model_directory"] = str(drafter.directory.absolute())
+        given = _fields_of(drafter, method, is_parallel) | given
     elif is_parallel:
         raise EngineStartError(f"{OPTION}: {PARALLEL} is for heads, not for method {method!r}")
     return SpeculativeConfig(**given)
 
 
-def _check_method(method: Any, is_parallel: Any, drafter: Drafter) -> None:
-    """Raise EngineStartError if a model drafts otherwise than the options say."""
-    directory = drafter.directory
+def _fields_of(drafter: Drafter, method: Any, is_parallel: Any) -> dict[str, Any]:
+    """The fields that follow from what drafts.
+
+    Raises:
+        EngineStartError: it drafts otherwise than the options say.
+    """
+    directory, usual = drafter.directory, drafter.usual_drafted
     if method != drafter.method:
         raise EngineStartError(
             f"{OPTION}: {directory} drafts by method {drafter.method!r}: leave out {method!r}, "
@@ -133,6 +141,8 @@ def _check_method(method: Any, is_parallel: Any, drafter: Drafter) -> None:
         raise EngineStartError(
             f"{OPTION}: {PARALLEL} can only be {drafter.is_parallel}: {directory} was trained so"
         )
+    count = {} if usual is None else {"num_speculative_tokens": min(usual, MOST_DRAFTED)}
+    return {"model_directory": str(directory.absolute()), **count}
 
 
 def _find_drafter(name: str, hub: Hub) -> Path:

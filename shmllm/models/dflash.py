@@ -44,6 +44,7 @@ def configure(fields: Fields) -> ModelConfig:
         levels=_read_levels(nested, fields),
         num_drafted=fields.integer("draft_vocab_size", model.vocab_size, maximum=model.vocab_size),
         mask_token=owner.integer(_MASK, minimum=0, maximum=model.vocab_size - 1),
+        block_size=fields.optional_integer("block_size"),
     )
 
     def changed(mixer: MixerSpec) -> MixerSpec:

@@ -62,6 +62,11 @@ class DraftSpec:
         return None
 
     @property
+    def usual_drafted(self) -> int | None:
+        """The number of tokens that it was trained to draft; None: it does not say."""
+        return self.most_drafted
+
+    @property
     def method(self) -> str:
         """vLLM's name of the method."""
         raise NotImplementedError
@@ -121,7 +126,17 @@ class BlockSpec(DraftSpec):
     values of the tokens that the other model has computed are projections of its norm. The model
     reads the last known token and one that stands for each of those behind it; all of them attend
     to each other. The result for such a token predicts the token in its own place.
+
+    Attributes:
+        block_size: the tokens of a block in training, the known one included; None: it is not
+            known.
     """
+
+    block_size: int | None = None
+
+    @property
+    def usual_drafted(self) -> int | None:
+        return None if self.block_size is None else max(self.block_size - 1, 1)
 
     @property
     def method(self) -> str:

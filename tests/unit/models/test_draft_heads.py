@@ -112,3 +112,10 @@ def test_what_is_not_computed_is_refused_by_name(
     with pytest.raises(EngineStartError) as caught:
         read(tmp_path, fields)
     assert words in str(caught.value)
+
+
+def test_heads_say_how_many_tokens_they_draft(tmp_path: Path) -> None:
+    assert read(tmp_path, DFLASH).usual_drafted is None
+    assert read(tmp_path, DFLASH | {"block_size": 16}).usual_drafted == 15
+    assert read(tmp_path, MEDUSA).usual_drafted == 2
+    assert read(tmp_path, EAGLE3).usual_drafted is None
