@@ -115,8 +115,8 @@ def read_speculative_config(config: Any, hub: Hub = USUAL_HUB) -> SpeculativeCon
         given["method"] = method = "mtp"
     if method is None:
         raise EngineStartError(f"{OPTION} needs a method, or a model that drafts")
-    if (method in METHODS_OF_MODELS) != (drafter is not None):
-        needs = "needs a model" if method in METHODS_OF_MODELS else "takes no model"
+    if method in (METHODS_OF_MODELS if drafter is None else METHODS_WITHOUT_MODEL):
+        needs = "needs a model" if drafter is None else "takes no model"
         raise EngineStartError(f"{OPTION}: method {method!r} {needs}")
     if drafter is not None:
         given = _fields_of(drafter, method, is_parallel) | given

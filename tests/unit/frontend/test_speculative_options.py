@@ -56,6 +56,8 @@ def test_a_model_drafts_from_its_directory() -> None:
         ({"method": "ngram", "num_speculative_tokens": 33}, "at most 32, got 33"),
         ({"method": "ngram", "model": "tiny"}, "method 'ngram' takes no model"),
         ({"method": "draft_model"}, "method 'draft_model' needs a model"),
+        ({"method": "pard", "model": "tiny"}, "drafts by method 'draft_model': leave out 'pard'"),
+        ({"method": "ngram", "parallel_drafting": True}, "is for heads, not for method 'ngram'"),
         ({"method": "ngram", "prompt_lookup_man": 3}, "the nearest is 'prompt_lookup_min'"),
         ({"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "at most"),
         ({"model": "./ngarm/x/"}, "model './ngarm/x/' not found"),
