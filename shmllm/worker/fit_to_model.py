@@ -26,8 +26,9 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
         return config
     fields = read_fields(directory, load.overrides)
     found = ModelConfig.from_fields(fields, directory)
+    config = _fit_to_head(config, found)
     if not found.whole_prompts:
-        return _fit_to_images(_fit_to_head(config, found), found)
+        return _fit_to_images(config, found)
     options = {
         "shared_kv_cache_bytes": config.shared_kv.num_bytes,
         "kv_connector": config.plugins.kv_connector,
