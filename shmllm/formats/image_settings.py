@@ -39,6 +39,16 @@ _CLIP = {
     "do_center_crop": True,
     "crop_size": {"height": 224, "width": 224},
 }
+_CUT = {
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+    "resample": BICUBIC,
+    "size": {"height": 384, "width": 384},
+    "crop_to_patches": False,
+    "min_patches": 1,
+    "max_patches": 12,
+}
+_CUT_512 = _CUT | {"size": {"height": 512, "width": 512}, "crop_to_patches": True}
 _IDEFICS3 = {
     "resample": LANCZOS,
     "size": {"longest_edge": 4 * 364},
@@ -103,25 +113,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Glm46VImageProcessor": _GLM4V,
     "Glm4vImageProcessor": _GLM4V,
-    "GotOcr2ImageProcessor": {
-        "image_mean": _CLIP_MEAN,
-        "image_std": _CLIP_STD,
-        "resample": BICUBIC,
-        "size": {"height": 384, "width": 384},
-        "crop_to_patches": False,
-        "min_patches": 1,
-        "max_patches": 12,
-    },
-    "Cohere2VisionImageProcessor": {
-        "image_mean": _CLIP_MEAN,
-        "image_std": _CLIP_STD,
-        "resample": BICUBIC,
-        "size": {"height": 512, "width": 512},
-        "crop_to_patches": True,
-        "min_patches": 1,
-        "max_patches": 12,
-        "patch_size": 16,
-    },
+    "GotOcr2ImageProcessor": _CUT,
+    "GraniteDoclingImageProcessor": _CUT_512 | {"max_patches": 32},
+    "Cohere2VisionImageProcessor": _CUT_512 | {"patch_size": 16},
     "Kimi_K25ImageProcessor": _KIMI_K25,
     kimi_settings.K25: _KIMI_K25,
     kimi_settings.VL: {

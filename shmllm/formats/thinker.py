@@ -1,5 +1,6 @@
-"""The part of a model's config.json that describes its thinker: what reads and writes the text of a
-model that speaks, too. The other parts, which make speech of it, are left out."""
+"""The part of a model's config.json that describes what reads its prompts: the thinker of a model
+that speaks, too, whose other parts, which make speech of text, are left out; or what makes hidden
+states of pages for a retriever."""
 
 from __future__ import annotations
 
@@ -17,13 +18,16 @@ THINKERS = {
 PREFIX = "thinker."
 """The prefix of the names of the thinker's weights in the checkpoint of a whole model."""
 
-_PART = "thinker_config"
-_OUTER_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "quantization_config")
-"""The fields that hold for the thinker although they are beside its own."""
+PREFIXES = (PREFIX, "vlm.")
+"""The prefixes of the names of the weights of all such parts in checkpoints."""
+
+_PARTS = ("thinker_config", "vlm_config")
+_OUTER_FIELDS = ("dtype", "torch_dtype", "embedding_dim", "eos_token_id", "quantization_config")
+"""The fields that hold for the part although they are beside its own."""
 
 
 def thinker_of(config: Mapping[str, Any], where: str = "config.json") -> dict[str, Any]:
-    """Returns the fields of a model's thinker; of a model without such a part, its own.
+    """Returns the fields of the part that reads prompts; of a model without such a part, its own.
 
     Args:
         config: the content of config.json.
@@ -32,11 +36,12 @@ def thinker_of(config: Mapping[str, Any], where: str = "config.json") -> dict[st
     Raises:
         EngineStartError: the part is no object.
     """
-    part = config.get(_PART)
-    if part is None:
+    name = next((each for each in _PARTS if config.get(each) is not None), None)
+    if name is None:
         return dict(config)
+    part = config[name]
     if not isinstance(part, Mapping):
-        raise EngineStartError(f"{where}: {_PART!r} must be an object, not {part!r}")
+        raise EngineStartError(f"{where}: {name!r} must be an object, not {part!r}")
     outer = {name: config[name] for name in _OUTER_FIELDS if config.get(name) is not None}
     names = config.get("architectures")
     if isinstance(names, list):

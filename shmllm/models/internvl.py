@@ -35,9 +35,22 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(config, vision=read_vision(fields, config.vocab_size))
 
 
-def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
-    """Returns what the model computes of images; None: it has no ``vision_config``."""
-    vision, whole = vision_fields(fields, "internvl_vision", ENCODER), fields.whole
+def read_vision(
+    fields: Fields,
+    vocab_size: int,
+    model_types: tuple[str, ...] = ("internvl_vision", ENCODER),
+    *,
+    attention_bias: bool = False,
+) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``.
+
+    Args:
+        fields: what `configure` got.
+        vocab_size: the number of tokens.
+        model_types: what ``model_type`` of ``vision_config`` may be.
+        attention_bias: the default of the field of that name there.
+    """
+    vision, whole = vision_fields(fields, *model_types), fields.whole
     if vision is None:
         return None
     encoder, num_stored = _read_encoder(vision, whole)
@@ -58,7 +71,7 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
             num_stored=num_stored,
             rms_norms=_NORMS[norm],
             qk_norm=vision.flag("use_qk_norm", False),
-            attention_bias=vision.flag("attention_bias", False),
+            attention_bias=vision.flag("attention_bias", attention_bias),
             factor=factor,
             activation=read_vision_activation(whole, "projector_hidden_act", "gelu"),
             is_published=vision.text("model_type", "") == ENCODER,

@@ -13,7 +13,7 @@ from typing import Any
 from shmllm.models import qwen3
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.vision.fields import read_item_token, read_layer_indices, vision_fields
+from shmllm.models.vision.fields import read_item_token, read_levels, vision_fields
 from shmllm.models.vision.qwen_fields import (
     TOKENS,
     ItemTokens,
@@ -66,12 +66,7 @@ def read_vision(
     positions = vision.integer("num_position_embeddings", 2304)
     if isqrt(positions) ** 2 != positions:
         raise vision.error(f"num_position_embeddings ({positions}) must be a square number")
-    layers = read_layer_indices(vision, "deepstack_visual_indexes", levels, shared["num_layers"])
-    if len(layers) > config.num_layers:
-        raise vision.error(
-            f"deepstack_visual_indexes lists {len(layers)} layers, and the language model has "
-            f"{config.num_layers}"
-        )
+    layers = read_levels(vision, levels, shared["num_layers"], config.num_layers)
     return VisionSpec(
         image_token=read_item_token(fields, ("image_token_id",), tokens.image, config.vocab_size),
         tower=Qwen3Tower(

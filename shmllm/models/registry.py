@@ -20,6 +20,7 @@ class Purpose(Enum):
 
     GENERATE = "tokens, and vectors"
     EMBED = "vectors"
+    EMBED_TOKENS = "vectors of each token"
     SPARSE = "sparse vectors"
     CLASSIFY = "scores of classes"
     CLASSIFY_TOKENS = "scores of classes, for each token"
@@ -33,6 +34,7 @@ _PURPOSES = {
     "ForRewardModel": Purpose.REWARD,
     "SpladeSparseEmbeddingModel": Purpose.SPARSE,
     "ForMaskedLM": Purpose.EMBED,
+    "ForRetrieval": Purpose.EMBED_TOKENS,
     "ForPreTraining": Purpose.EMBED,
     "Model": Purpose.EMBED,
 }

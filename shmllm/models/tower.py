@@ -19,7 +19,7 @@ from torch import Tensor
 from shmllm.models.layers import NamedWeights, Storage
 from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.specs import Grid
-from shmllm.models.weight_names import BOUND_SUFFIXES, tower_name
+from shmllm.models.weight_names import BOUND_SUFFIXES, renamed, tower_name
 
 Projection = Callable[[Tensor], Tensor]
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -207,8 +207,19 @@ class Tower(ABC):
     def owns(self, name: str) -> bool:
         """Whether a weight of a checkpoint is one of the tower's, or should be: it has the prefix
         of one, and is not among those that the tower does not need."""
-        prefixes = {known.partition(".")[0] for known in self.named_weights}
+        known = (*self.named_weights, *self.module_weights)
+        prefixes = {each.partition(".")[0] for each in known}
         return name.partition(".")[0] in prefixes and not name.startswith(self.unused)
+
+    def name_as_modules(self, parts: Mapping[str, str]) -> None:
+        """Gives all weights the names that transformers' modules have, too.
+
+        Args:
+            parts: what these have in place of parts of names in checkpoints.
+        """
+        self.module_weights |= {
+            renamed(name, parts): views for name, views in self.named_weights.items()
+        }
 
     def known_name(self, name: str) -> str | None:
         """Returns the name under which the tower knows a checkpoint's tensor; None: it is none of

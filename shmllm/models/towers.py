@@ -36,6 +36,7 @@ from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.glm_ocr import GlmOcr
 from shmllm.models.vision.got_ocr2 import GotOcr2
+from shmllm.models.vision.granite_docling import GraniteDocling
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
 from shmllm.models.vision.kimi import Kimi
@@ -53,6 +54,7 @@ from shmllm.models.vision.specs import (
     AyaVisionTower,
     Gemma3Tower,
     GotOcr2Tower,
+    GraniteDoclingTower,
     Idefics3Tower,
     InternVLTower,
     Llama4Tower,
@@ -81,6 +83,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaNextTower: LlavaNext,
     LlavaOnevisionTower: LlavaOnevision,
     Idefics3Tower: Idefics3,
+    GraniteDoclingTower: GraniteDocling,
     InternVLTower: InternVL,
     Llama4Tower: Llama4,
     AyaVisionTower: AyaVision,

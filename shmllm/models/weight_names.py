@@ -18,9 +18,11 @@ TABLE = "model.embed_tokens.weight"
 
 RENAMED_PREFIXES = {
     "model.language_model.": "model.",
+    "language_model.model.encoder.layers.": "model.layers.",  # of Qianfan-OCR, by transformers
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "language_model.output.": "lm_head.",
+    "language_model.": "model.",
     "model.text_model.": "model.",
     "backbone.": "model.",
     "gpt_neox.": "model.",
@@ -145,6 +147,12 @@ def renamed(name: str, parts: Mapping[str, str]) -> str:
     return name
 
 
+def _inner_name(name: str) -> str:
+    """Returns the name of a tensor within the part of a model that reads prompts."""
+    prefix = next((each for each in thinker.PREFIXES if name.startswith(each)), "")
+    return name.removeprefix(prefix)
+
+
 def tower_name(name: str, further: Mapping[str, str] | None = None) -> str | None:
     """Returns the name under which a tower knows a checkpoint's tensor; None: the tensor is none of
     a tower's weights.
@@ -155,7 +163,7 @@ def tower_name(name: str, further: Mapping[str, str] | None = None) -> str | Non
     """
     if name.endswith(_SKIPPED_SUFFIXES):
         return None
-    name = name.removeprefix(thinker.PREFIX)
+    name = _inner_name(name)
     prefixes = {**(further or {}), **TOWER_PREFIXES}
     found = ((p, meaning) for p, meaning in prefixes.items() if name.startswith(p))
     return next((meaning + name.removeprefix(prefix) for prefix, meaning in found), None)
@@ -173,7 +181,7 @@ def model_name(name: str, tied: bool) -> str | None:
         may contain the tensor although the model does not keep it: constants, the LM head of a
         tied model, what is not part of a language model.
     """
-    name = name.removeprefix(thinker.PREFIX)
+    name = _inner_name(name)
     if name.startswith(SKIPPED_PREFIXES) or name.endswith(_SKIPPED_SUFFIXES):
         return None
     for prefix, meaning in RENAMED_PREFIXES.items():

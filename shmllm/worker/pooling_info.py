@@ -65,10 +65,12 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
 def _default_task(
     config: ModelConfig, tasks: tuple[PoolingTask, ...], files: SentenceFiles
 ) -> PoolingTask:
-    per_token = purpose_of(config.architecture) in (Purpose.CLASSIFY_TOKENS, Purpose.REWARD)
+    purpose = purpose_of(config.architecture)
     if "classify" in tasks:
+        per_token = purpose in (Purpose.CLASSIFY_TOKENS, Purpose.REWARD)
         return "token_classify" if per_token else "classify"
-    return "token_embed" if files.task == "token_embed" else "embed"
+    per_token = purpose is Purpose.EMBED_TOKENS or files.task == "token_embed"
+    return "token_embed" if per_token else "embed"
 
 
 def _ends(fields: Fields) -> tuple[int, ...]:

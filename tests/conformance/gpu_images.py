@@ -106,6 +106,11 @@ MADE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "granite_docling": {
+        "vision": {"out_hidden_size": 32},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "llava": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "paddleocr_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "got_ocr2": {"num_attention_heads": 2, "num_key_value_heads": 1},
@@ -226,7 +231,9 @@ def make_image(name: str, grid: Grid, seed: int) -> tuple[Grid, Any]:
 
 def vision_embeds(model: Any, name: str, grid: Grid) -> int:
     """Return how many embeddings an image has."""
-    return grid[1] // 2 * (grid[2] // 2) if name in GRIDS else 16
+    if name in GRIDS:
+        return grid[1] // 2 * (grid[2] // 2)
+    return 4 if name == "granite_docling" else 16
 
 
 def make_config(

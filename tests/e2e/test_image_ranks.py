@@ -86,6 +86,8 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "glm_ocr",
         "paddleocr_vl",
         "got_ocr2",
+        "granite_docling",
+        "qianfan_ocr",
         "llama4",
         "lfm2_vl",
         "aya_vision",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,12 @@ from support.variants import slow
 from support.vision_models import image_processor, make_vision_model, reference_tokens
 from transformers import PreTrainedTokenizerFast
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
+from transformers.models.granite_docling.processing_granite_docling import (
+    GraniteDoclingProcessor,
+)
 from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrProcessor
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
+from transformers.models.qianfan_ocr.processing_qianfan_ocr import QianfanOCRProcessor
 
 from shmllm import LLM, SamplingParams
 
@@ -70,6 +75,23 @@ def publish_glm_ocr(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(values))
     tensors = load_file(directory / "model.safetensors")
     tensors["model.language_model.layers.3.enorm.weight"] = torch.ones(64)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def publish_qianfan_ocr(directory: Path) -> None:
+    """Layers of the language model do not have the names that transformers 5.24 writes."""
+    tensors = load_file(directory / "model.safetensors")
+    other = "language_model.model.encoder.layers.", "language_model.model.layers."
+    renamed = {name.replace(*other): tensor for name, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, directory / "model.safetensors")
+
+
+def publish_granite_docling(directory: Path) -> None:
+    """Heads that predict further tokens are beside the others."""
+    tensors = load_file(directory / "model.safetensors")
+    assert "model.density_router.att.weight" in tensors
+    tensors["mtp.layers.0.norm.weight"] = torch.ones(64)
     save_file(tensors, directory / "model.safetensors")
 
 
@@ -124,6 +146,28 @@ KINDS = {
         "<|assistant|>\\n",
         "Text Recognition:",
     ),
+    "qianfan_ocr": Kind(
+        publish_qianfan_ocr,
+        partial(QianfanOCRProcessor, image_seq_length=4),
+        {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+        },
+        "<image>\\n",
+        "<|im_start|>user{{ '\\n' }}",
+        "<|im_end|>\\n<|im_start|>assistant\\n",
+        "Parse this document to Markdown.",
+    ),
+    "granite_docling": Kind(
+        publish_granite_docling,
+        partial(GraniteDoclingProcessor, image_seq_len=4),
+        {},
+        "<image>",
+        "<|im_start|>user{{ ':' }}",
+        "<|im_end|>\\n<|im_start|>assistant:",
+        "<doclang>",
+    ),
 }
 
 
@@ -144,7 +188,7 @@ def processor_of(name: str, directory: Path) -> Any:
     return kind.processor(*parts, chat_template=template)
 
 
-@pytest.mark.parametrize("name", ["paddleocr_vl", *map(slow, ("lighton_ocr", "glm_ocr"))])
+@pytest.mark.parametrize("name", [name if name == "paddleocr_vl" else slow(name) for name in KINDS])
 def test_chats_with_pages_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     model = make_vision_model(name, directory)

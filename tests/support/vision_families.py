@@ -141,6 +141,13 @@ _COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 16, "logit_scale":
 _COHERE_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
 _COHERE_TILES = ("TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)))
 _SQUARE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+_CUT: dict[str, Any] = {
+    "crop_to_patches": True,
+    "max_patches": 4,
+    "min_patches": 1,
+    "resample": BICUBIC,
+    "size": _SQUARE,
+}
 
 
 SIZES = [[64, 128], [128, 64], [128, 128], [64, 192]]
@@ -383,6 +390,22 @@ FAMILIES = {
     ),
     "smolvlm": _tiled("SmolVLM", {"model_type": "smolvlm_vision"}),
     "idefics3": _tiled("Idefics3", {"model_type": "idefics3_vision"}),
+    "granite_docling": VisionFamily(
+        model="GraniteDocling",
+        text=TEXT
+        | {"model_type": "granite_docling_text", "pad_token_id": None, "embedding_multiplier": 3.0}
+        | {"attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0},
+        vision=VISION
+        | {"num_hidden_layers": 3, "out_hidden_size": 64, "scale_factor": 2}
+        | {"deepstack_visual_indexes": [0, 1]},
+        outer={"density_router_hidden_size": 8},
+        marks=(*_CHATML, "<image>", "<fake_token_around_image>", "<global-img>", *_ROWS),
+        image="<image>",
+        ids={"image_token_id": "<image>"},
+        chat="<image>",
+        processor=("GraniteDocling", "granite_docling"),
+        settings=CLIP_MEAN | _CUT,
+    ),
     "qwen2_vl": _qwen(
         "Qwen2VL",
         {"rope_parameters": QWEN2_ROPE},
@@ -633,14 +656,19 @@ FAMILIES = {
         ids={"image_token_id": "<IMG_CONTEXT>"},
         chat="<IMG_CONTEXT>\\n",
         processor=("GotOcr2", "got_ocr2"),
-        settings=IMAGENET_MEAN
-        | {
-            "crop_to_patches": True,
-            "max_patches": 4,
-            "min_patches": 1,
-            "resample": BICUBIC,
-            "size": _SQUARE,
-        },
+        settings=IMAGENET_MEAN | _CUT,
+    ),
+    "qianfan_ocr": VisionFamily(
+        model="QianfanOCR",
+        text=TEXT | {"model_type": "qwen3", "head_dim": 16},
+        vision=VISION,
+        outer={"image_seq_length": 4},
+        marks=(*_CHATML, "<IMG_CONTEXT>", "<img>", "</img>", "<image>"),
+        image="<IMG_CONTEXT>",
+        ids={"image_token_id": "<IMG_CONTEXT>"},
+        chat="<image>\\n",
+        processor=("GotOcr2", "got_ocr2"),
+        settings=IMAGENET_MEAN | _CUT,
     ),
     "aya_vision": VisionFamily(
         model="AyaVision",
@@ -652,14 +680,7 @@ FAMILIES = {
         ids={"image_token_index": "<|IMG_PATCH|>"},
         chat="<image>",
         processor=("GotOcr2", "got_ocr2"),
-        settings=HALF_MEAN
-        | {
-            "crop_to_patches": True,
-            "max_patches": 4,
-            "min_patches": 1,
-            "resample": BICUBIC,
-            "size": _SQUARE,
-        },
+        settings=HALF_MEAN | _CUT,
     ),
     "cohere2_vision": VisionFamily(
         model="Cohere2Vision",

@@ -40,7 +40,7 @@ transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
-ALIKE = ("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v")
+ALIKE = ("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v", "qianfan_ocr")
 """Families with the tower of another one."""
 ANY_SIZE = tuple(
     name
@@ -97,11 +97,16 @@ def make_vision_model(
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     _write(directory / "generation_config.json", {"eos_token_id": end})
-    _write(directory / "tokenizer_config.json", _tokenizer_config(family))
-    _write(directory / "preprocessor_config.json", image_settings(name))
+    write_settings(name, directory)
     if "omni" in name:  # whose frames have bounds of their own
         _write(directory / "video_preprocessor_config.json", PREPARED | family.settings)
     return model
+
+
+def write_settings(name: str, directory: Path) -> None:
+    """Writes the settings of a family's tokenizer and of the preparation of its images."""
+    _write(directory / "tokenizer_config.json", _tokenizer_config(FAMILIES[name]))
+    _write(directory / "preprocessor_config.json", image_settings(name))
 
 
 def image_settings(name: str) -> dict[str, Any]:
@@ -160,6 +165,9 @@ def pixel_inputs(
         pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
         return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
+    if name == "granite_docling":
+        mask = torch.ones(1, len(tiles), dtype=torch.bool)
+        return {"pixel_values": normalised(name, tiles)[None], "pixel_attention_mask": mask}
     if name == "minicpmv4_6":
         rows = normalised(name, tiles)[0].unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = rows.permute(0, 2, 1, 3, 4).flatten(2)
@@ -312,7 +320,7 @@ def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:
             one["pixel_values"] = torch.nn.functional.pad(own, padding)
     tiled = each[0]["pixel_values"].dim() == 5
     return {
-        key: torch.cat([one[key] for one in each], int(tiled and key == "pixel_values"))
+        key: torch.cat([one[key] for one in each], int(tiled and key.startswith("pixel_")))
         for key in each[0]
     }
 

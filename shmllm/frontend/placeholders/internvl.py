@@ -1,9 +1,9 @@
-"""InternVL: the embeddings of all tiles of an image, between two tokens."""
+"""InternVL and Qianfan-OCR: the embeddings of all tiles of an image, between two tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from shmllm.formats.image_settings import ImageSettings
@@ -54,6 +54,16 @@ class InternVLPlaceholder(TilesPlaceholder):
 
     def expansion(self, item: PreparedItem) -> str:
         return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QianfanOcrPlaceholder(InternVLPlaceholder):
+    """Qianfan-OCR: prompts have a text of their own in the place of an image."""
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        mark = texts.get("image_placeholder_token", "<image>")
+        return replace(super().of(config, texts), mark=mark, replaced=mark, replaced_ids=())
 
 
 def square_side(vision: Config, name: str, default: int) -> int:

@@ -37,8 +37,11 @@ from shmllm.frontend.placeholders.glm4v import (
 )
 from shmllm.frontend.placeholders.got_ocr2 import GotOcr2Placeholder
 from shmllm.frontend.placeholders.granite_speech import GraniteSpeechPlaceholder
-from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
-from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
+from shmllm.frontend.placeholders.idefics3 import (
+    GraniteDoclingPlaceholder,
+    Idefics3Placeholder,
+)
+from shmllm.frontend.placeholders.internvl import InternVLPlaceholder, QianfanOcrPlaceholder
 from shmllm.frontend.placeholders.kimi import KimiK25Placeholder, KimiVLPlaceholder
 from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.lighton_ocr import LightOnOcrPlaceholder
@@ -83,6 +86,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "AudioFlamingo3ForConditionalGeneration": (AudioFlamingoPlaceholder,),
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
+    "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "FunAsrNanoForConditionalGeneration": (FunAsrPlaceholder,),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
@@ -91,6 +95,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "GlmAsrForConditionalGeneration": (GlmAsrPlaceholder,),
     "GlmOcrForConditionalGeneration": (GlmOcrPlaceholder, GlmOcrVideoPlaceholder),
     "GotOcr2ForConditionalGeneration": (GotOcr2Placeholder,),
+    "GraniteDoclingForConditionalGeneration": (GraniteDoclingPlaceholder,),
     "GraniteSpeechForConditionalGeneration": (GraniteSpeechPlaceholder,),
     "GraniteSpeechPlusForConditionalGeneration": (GraniteSpeechPlaceholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
@@ -111,6 +116,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),
     "PaddleOCRVLForConditionalGeneration": (PaddleOcrVlPlaceholder,),
     "PaliGemmaForConditionalGeneration": (PaliGemmaPlaceholder,),
+    "QianfanOCRForConditionalGeneration": (QianfanOcrPlaceholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),
     "Qwen2VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen2_5OmniThinkerForConditionalGeneration": (

@@ -5,6 +5,8 @@ Their names are those that transformers' modules have below the encoder.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -53,10 +55,17 @@ class Encoder:
         Raises:
             ValueError: the tile has another size.
         """
+        return self.with_inner(pixels, ())[0]
+
+    def with_inner(self, pixels: Tensor, wanted: Collection[int]) -> tuple[Tensor, list[Tensor]]:
+        """Computes what a call does, and what the layers `wanted` return, which count from 0."""
+        inner = []
         x = self._embed(pixels)
-        for layer in self._layers:
+        for index, layer in enumerate(self._layers):
             x = layer(x)
-        return x if self._final_norm is None else self._final_norm(x)
+            if index in wanted:
+                inner.append(x)
+        return (x if self._final_norm is None else self._final_norm(x)), inner
 
     def _embed(self, pixels: Tensor) -> Tensor:
         patches = patches_of_tile(pixels, self.spec.image_size, self.spec.patch_size)

@@ -187,6 +187,26 @@ def read_layer_indices(
     return tuple(layers)
 
 
+def read_levels(
+    vision: Fields, default: Sequence[int], num_layers: int, most: int
+) -> tuple[int, ...]:
+    """Returns the layers of a tower that give levels of embeddings, ``deepstack_visual_indexes``.
+
+    Args:
+        vision: the fields of ``vision_config``.
+        default: their meaning where the field is absent.
+        num_layers: the number of the tower's layers.
+        most: that of the language model, each of which takes one level.
+    """
+    layers = read_layer_indices(vision, "deepstack_visual_indexes", default, num_layers)
+    if len(layers) > most:
+        raise vision.error(
+            f"deepstack_visual_indexes lists {len(layers)} layers, and the language model has "
+            f"{most}"
+        )
+    return layers
+
+
 def read_side(vision: Fields, name: str, default: int) -> int:
     """Returns the side of a square: a field with one number, or with the height and the width."""
     value: Any = vision.values.get(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 import torch
 from torch import Tensor
 
@@ -32,8 +34,19 @@ class Idefics3(Tower):
         return torch.cat([self._embed(tile) for tile in tiles_of(pixels, grid)])
 
     def _embed(self, tile: Tensor) -> Tensor:
-        x = self._encoder(tile)
-        factor = self._factor
-        side = self._encoder.spec.side // factor
-        squares = x.view(side, factor, side, factor, -1).transpose(1, 2)
-        return self._projection(squares.reshape(side * side, -1))
+        return self._projection(squares_of(self._encoder(tile), self._factor))
+
+
+def squares_of(x: Tensor, factor: int) -> Tensor:
+    """Returns squares of patches, each as one row of numbers.
+
+    Args:
+        x: [patches, width] of a square tile, row by row.
+        factor: the side of a square, which divides that of the tile.
+
+    Returns:
+        [patches / factor**2, factor**2 * width].
+    """
+    side = isqrt(len(x)) // factor
+    squares = x.view(side, factor, side, factor, -1).transpose(1, 2)
+    return squares.reshape(side * side, -1)

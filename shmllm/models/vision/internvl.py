@@ -13,6 +13,7 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.specs import Grid, InternVLTower
 from shmllm.models.vision.tiles import Pixels, patches_of_tile, tiles_of
+from shmllm.models.weight_names import renamed
 
 _QK_EPS, _PROJECTOR_EPS = 1e-6, 1e-5
 
@@ -74,6 +75,24 @@ _PUBLISHED = _Names(
     projector=("mlp1.0", "mlp1.1", "mlp1.3"),
 )
 
+_IN_MODULES = {
+    "vision_model.encoder.": "vision_tower.",
+    "vision_model.": "vision_tower.",
+    ".class_embedding": ".cls_token",
+    ".position_embedding": ".position_embeddings",
+    ".patch_embedding.": ".patch_embeddings.projection.",
+    ".attn.proj.": ".attention.projection_layer.",
+    ".attn.": ".attention.",
+    ".norm1.": ".layernorm_before.",
+    ".norm2.": ".layernorm_after.",
+    ".ls1": ".lambda_1",
+    ".ls2": ".lambda_2",
+    "mlp1.0.": "multi_modal_projector.layer_norm.",
+    "mlp1.1.": "multi_modal_projector.linear_1.",
+    "mlp1.3.": "multi_modal_projector.linear_2.",
+}
+"""What transformers' modules have in place of parts of the published names, if it has modules."""
+
 Normalise = Callable[[Tensor], Tensor]
 
 
@@ -103,6 +122,20 @@ class InternVL(Tower):
             *(f"{names.layers}{layer}." for layer in unneeded),
             *(() if encoder.final_norm else (f"{names.encoder}layernorm.",)),
         )
+        if spec.has_modules:
+            self.name_as_modules(_IN_MODULES)
+            self._name_apart()
+
+    def _name_apart(self) -> None:
+        """Names the projections to queries, keys and values as transformers' modules have them. The
+        name of all three stands for these, as a tensor of a checkpoint may for several."""
+        for name in [each for each in self.named_weights if ".qkv." in each]:
+            self.module_weights[name] = self.named_weights.pop(name)
+            whole, other = self.module_weights[name][0], renamed(name, _IN_MODULES)
+            assert isinstance(whole, Tensor), "towers are not quantized"
+            del self.module_weights[other]
+            for each, rows in zip("qkv", whole.chunk(3), strict=True):
+                self.named_weights[other.replace(".qkv.", f".{each}_proj.")] = (rows,)
 
     def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
         return torch.cat([self._embed(tile) for tile in tiles_of(pixels, grid)])

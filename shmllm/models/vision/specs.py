@@ -121,6 +121,17 @@ class Idefics3Tower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraniteDoclingTower(Idefics3Tower):
+    """Squares have positions and norms, and inner layers give levels of embeddings, too.
+
+    Attributes:
+        level_layers: the layers that give levels, from 0, in ascending order.
+    """
+
+    level_layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InternVLTower:
     """An encoder whose layers scale what they add, and projections of squares of its results.
 
@@ -134,6 +145,7 @@ class InternVLTower:
         activation: the activation between the projections.
         is_published: whether checkpoints have the names that the authors give to weights, with the
             projections to queries, keys and values in one tensor, and not those of transformers.
+        has_modules: whether transformers has modules for these checkpoints, with names of its own.
     """
 
     encoder: EncoderSpec
@@ -144,6 +156,7 @@ class InternVLTower:
     factor: int
     activation: VisionActivation
     is_published: bool = False
+    has_modules: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -263,6 +276,7 @@ TowerSpec = (
     | LlavaNextTower
     | LlavaOnevisionTower
     | Idefics3Tower
+    | GraniteDoclingTower
     | InternVLTower
     | Llama4Tower
     | AyaVisionTower

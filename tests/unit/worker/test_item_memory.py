@@ -179,6 +179,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"model_type": "got_ocr2_vision"},
     },
+    "GraniteDocling": {
+        "model_type": "granite_docling",
+        "text_config": {"model_type": "granite_docling_text", "num_hidden_layers": 3},
+        "vision_config": {"model_type": "granite_docling_vision"},
+    },
     "Llava": {
         "model_type": "llava",
         "image_token_index": 32000,

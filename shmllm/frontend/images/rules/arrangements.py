@@ -51,14 +51,10 @@ class ArrangedRules(Rules):
         """The attributes by their names."""
         size = options.sides("size", FIXED)
         most = options.count("max_patches") if options.flag("crop_to_patches") else 1
-        if (pixels := most * size["height"] * size["width"]) > MOST_PIXELS:
-            raise RequestError(
-                f"'max_patches' ({most}) allows images of {pixels:,} pixels, more than "
-                f"{MOST_PIXELS:,}",
-                parameter="max_patches",
-            )
+        tile = size["height"], size["width"]
+        check_pixels("max_patches", most, tile)
         return {
-            "tile": (size["height"], size["width"]),
+            "tile": tile,
             "resize": options.flag("do_resize"),
             "most": most,
             "resample": options.filter(),
@@ -87,6 +83,15 @@ class ArrangedRules(Rules):
 
     def largest(self) -> Grid | None:
         return (self.most + (self.most > 1), 1, self.most)
+
+
+def check_pixels(name: str, most: int, tile: tuple[int, int]) -> None:
+    """Raises RequestError if so many tiles, the value of the field `name`, have too many pixels."""
+    if (pixels := most * tile[0] * tile[1]) > MOST_PIXELS:
+        raise RequestError(
+            f"{name!r} ({most}) allows images of {pixels:,} pixels, more than {MOST_PIXELS:,}",
+            parameter=name,
+        )
 
 
 @lru_cache(8)

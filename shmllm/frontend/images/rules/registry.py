@@ -13,6 +13,7 @@ from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
+from shmllm.frontend.images.rules.granite_docling import GraniteDoclingRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.images.rules.kimi import KimiRules, KimiVLRules
@@ -37,6 +38,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Glm4vImageProcessor": Glm4vRules,
     "Cohere2VisionImageProcessor": Cohere2VisionRules,
     "GotOcr2ImageProcessor": InternVLRules,
+    "GraniteDoclingImageProcessor": GraniteDoclingRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,
     "KimiK25VisionProcessor": KimiRules,
     "KimiVLImageProcessor": KimiVLRules,

@@ -18,6 +18,9 @@ from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProce
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
 )
+from transformers.models.granite_docling.image_processing_pil_granite_docling import (
+    GraniteDoclingImageProcessorPil,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -50,6 +53,12 @@ QWEN3 = {"size": {"shortest_edge": 4096, "longest_edge": 65536}, "patch_size": 1
 SIZES = [[64, 256], [256, 64], [128, 128], [64, 128], [192, 64]]
 SQUARE = {"height": 32, "width": 32}
 ROWS = {"return_row_col_info": True}
+DENSE = {
+    "dense_max_patches": 20,
+    "dense_max_scale": 0.8,
+    "dense_min_aspect": 1.2,
+    "dense_max_aspect": 5.0,
+}
 PROCESSORS: dict[str, Any] = {
     "clip": CLIPImageProcessorPil(),
     "clip, padded": CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size=[33, 64]),
@@ -81,6 +90,10 @@ PROCESSORS: dict[str, Any] = {
     "internvl": GotOcr2ImageProcessorPil(size=SQUARE, crop_to_patches=True),
     "internvl, some tiles": GotOcr2ImageProcessorPil(
         size=SQUARE, crop_to_patches=True, min_patches=3, max_patches=7
+    ),
+    "granite_docling": GraniteDoclingImageProcessorPil(size=SQUARE),
+    "granite_docling, dense": GraniteDoclingImageProcessorPil(
+        size=SQUARE, min_patches=2, max_patches=4, **DENSE
     ),
     "gemma3": Gemma3ImageProcessorPil(),
     "gemma3, crops": Gemma3ImageProcessorPil(**PAN_AND_SCAN),
@@ -223,6 +236,15 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("internvl", {"min_patches": 2, "max_patches": 3, "resample": 2}),
     ("internvl", {"max_patches": 1}),
     ("internvl", {"min_patches": 4, "max_patches": 3}),
+    ("granite_docling", DENSE | {"max_patches": 2}),
+    (
+        "granite_docling",
+        DENSE | {"max_patches": 2, "dense_max_scale": 0.0, "dense_max_aspect": 0.0},
+    ),
+    ("granite_docling", {"max_patches": 300, "min_patches": 20, "resample": 2}),
+    ("granite_docling", {"crop_to_patches": False, "min_patches": 4}),
+    ("granite_docling, dense", {"dense_min_aspect": 0.1, "size": {"height": 20, "width": 50}}),
+    ("granite_docling, dense", {"dense_min_aspect": 0.0}),
     ("llava_onevision", {"resample": 2}),
     ("siglip", {"size": {"height": 30, "width": 50}, "resample": 2}),
     ("siglip", {"do_resize": False}),
@@ -406,6 +428,10 @@ def test_no_image_has_a_larger_grid_than_the_largest(
         ("internvl", {"max_patches": 0}, "'max_patches' must be a positive integer, not 0"),
         ("internvl", {"max_patches": 10**9}, "'max_patches' .* allows images of 1,024,000,000,000"),
         ("internvl", {"crop_to_patches": 1}, "'crop_to_patches' must be true or false"),
+        ("granite_docling", {"do_resize": False}, "'do_resize' is not supported for GraniteDocl"),
+        ("granite_docling", {"max_patches": 3, "min_patches": 4}, "'min_patches' .4. must not exc"),
+        ("granite_docling, dense", {"dense_max_patches": 10**9}, "'dense_max_patches' .* allows"),
+        ("granite_docling, dense", {"dense_max_scale": -1}, "must be a positive number, not -1"),
         ("siglip", {"crop_size": 3}, "'crop_size' is not supported for SiglipImageProcessor"),
         ("siglip", {"resample": 6}, "'resample' must be a filter of pillow, 0 to 5, not 6"),
         ("idefics3", {"max_pixels": 3}, "'max_pixels' is not supported"),

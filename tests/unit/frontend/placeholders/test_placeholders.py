@@ -29,6 +29,7 @@ from transformers import (
     Glm46VConfig,
     GlmOcrConfig,
     GotOcr2Config,
+    GraniteDoclingConfig,
     Idefics3Config,
     InternVLConfig,
     LightOnOcrConfig,
@@ -36,6 +37,7 @@ from transformers import (
     LlavaNextConfig,
     Mistral3Config,
     PaddleOCRVLConfig,
+    QianfanOCRConfig,
     Qwen2_5_VLConfig,
     Qwen2VLConfig,
     Qwen3_5Config,
@@ -57,6 +59,12 @@ from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
 )
+from transformers.models.granite_docling.image_processing_pil_granite_docling import (
+    GraniteDoclingImageProcessorPil,
+)
+from transformers.models.granite_docling.processing_granite_docling import (
+    GraniteDoclingProcessor,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 from transformers.models.internvl.processing_internvl import InternVLProcessor
@@ -66,6 +74,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 )
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral_on_pillow
+from transformers.models.qianfan_ocr.processing_qianfan_ocr import QianfanOCRProcessor
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
@@ -91,7 +100,7 @@ IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
 NAMES += ["gemma4", "mistral3", "mistral3, other tokens", "llava_next", "internvl", "glm4v"]
-NAMES += ["exaone4.5"]
+NAMES += ["exaone4.5", "qianfan_ocr", "qianfan_ocr, other text", "granite_docling"]
 
 
 def pixtral_processor() -> Any:
@@ -107,7 +116,7 @@ class Model:
     def __init__(self, processor: Any, config: Any, directory: Path) -> None:
         self.theirs = processor
         self.tokenizer = processor.tokenizer
-        whole = type(processor).__name__ == "PixtralProcessor"
+        whole = type(processor).__name__ in ("PixtralProcessor", "QianfanOCRProcessor")
         (processor if whole else processor.image_processor).save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
         ours = processors_of_model(directory, config)["image"]
@@ -224,7 +233,8 @@ def _glm4v(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _internvl(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
-    """The processor cuts images although the image processor's own setting is not to."""
+    """The processor cuts images although the image processor's own setting is not to. Prompts of
+    Qianfan-OCR have a text of their own for an image."""
     texts = {
         "start_image_token": "<img>",
         "end_image_token": "</img>",
@@ -234,11 +244,30 @@ def _internvl(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     images = GotOcr2ImageProcessorPil(size={"height": 64, "width": 64}, max_patches=5)
     assert not images.crop_to_patches
     tokenizer = tokens([*texts.values()], **texts)
+    vision = {"image_size": 64, "patch_size": 16}
+    ids = {"image_token_id": tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")}
+    if name.startswith("qianfan"):
+        mark = {"image_placeholder_token": "<page>"} if name.endswith("other text") else {}
+        other = QianfanOCRProcessor(images, tokenizer, image_seq_length=4, **mark)
+        config: Any = QianfanOCRConfig(vision_config=vision, **ids)
+        architecture = "QianfanOCRForConditionalGeneration"
+        return other, config.to_dict() | {"architectures": [architecture]}
     processor = without_videos(InternVLProcessor)(images, tokenizer, None, image_seq_length=4)
-    config = InternVLConfig(
-        vision_config={"image_size": 64, "patch_size": 16}, image_token_id=processor.image_token_id
-    )
+    config = InternVLConfig(vision_config=vision, **ids)
     return processor, config.to_dict() | {"architectures": ["InternVLForConditionalGeneration"]}
+
+
+def _granite_docling(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 6) for column in range(1, 6)]
+    tokenizer = tokens(["<image>", "<fake_token_around_image>", "<global-img>", *places])
+    images = GraniteDoclingImageProcessorPil(size={"height": 64, "width": 64}, max_patches=5)
+    processor = GraniteDoclingProcessor(images, tokenizer, image_seq_len=4)
+    config = GraniteDoclingConfig(
+        vision_config={"image_size": 64, "patch_size": 16, "scale_factor": 2},
+        image_token_id=processor.image_token_id,
+    )
+    architecture = "GraniteDoclingForConditionalGeneration"
+    return processor, config.to_dict() | {"architectures": [architecture]}
 
 
 def _mistral3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
@@ -266,6 +295,8 @@ MAKERS = {
     "qwen2": _qwen,
     "mistral3": _mistral3,
     "internvl": _internvl,
+    "qianfan_ocr": _internvl,
+    "granite_docling": _granite_docling,
     "glm4v": _glm4v,
 }
 
@@ -444,6 +475,8 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (GlmOcrConfig(), "GlmOcrForConditionalGeneration", "image_token_id"),
         (PaddleOCRVLConfig(), "PaddleOCRVLForConditionalGeneration", "image_token_id"),
         (GotOcr2Config(), "GotOcr2ForConditionalGeneration", "image_token_index"),
+        (GraniteDoclingConfig(), "GraniteDoclingForConditionalGeneration", "image_token_id"),
+        (QianfanOCRConfig(), "QianfanOCRForConditionalGeneration", "image_token_id"),
         (LlavaNextConfig(), "LlavaNextForConditionalGeneration", "image_token_index"),
         (LlavaConfig(), "LlavaForConditionalGeneration", "image_token_index"),
         (Mistral3Config(), "Mistral3ForConditionalGeneration", "image_token_index"),

@@ -57,6 +57,7 @@ GRIDS: dict[str, list[Grid]] = {
     "llava_onevision": [(3, 90, 64), (5, 128, 128), (5, 101, 120), (1, 60, 70)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
+    "granite_docling": [(1, 1, 1), (5, 2, 2)],
     "internvl": [(1, 1, 1), (5, 2, 2)],
     "got_ocr2": [(1, 1, 1), (3, 1, 2)],
     "llama4": [(1, 1, 1), (5, 2, 2)],
@@ -126,6 +127,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "internvl",
         {"hidden_act": "silu", "use_mask_token": True},
         {"downsample_ratio": 0.25, "projector_hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "Qianfan-OCR's last norm": (
+        "qianfan_ocr",
+        {"use_mean_pooling": False, "attention_bias": False, "norm_type": "rms_norm"},
+        {"projector_hidden_act": "silu"},
+    ),
+    "Qianfan-OCR's first layer": (
+        "qianfan_ocr",
+        {"use_mask_token": True},
+        {"vision_feature_layer": 1},
+    ),
+    "Granite-Docling without levels and with smaller squares": (
+        "granite_docling",
+        {"deepstack_visual_indexes": [], "scale_factor": 1, "use_fine_route": False}
+        | {"layer_norm_eps": 1e-3},
+        {"density_router_hidden_size": None},
+    ),
+    "Granite-Docling with large squares": (
+        "granite_docling",
+        {"deepstack_visual_indexes": [0, 1, 2], "scale_factor": 4, "hidden_act": "gelu"},
+        {},
     ),
     "Llama 4's larger squares": (
         "llama4",

@@ -300,6 +300,22 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("internvl", OUTER, {"vision_feature_select_strategy": "full"}, "'full' is not supported"),
     ("internvl", OUTER, {"vision_feature_layer": [-1]}, r"vision_feature_layer \[-1\] is not"),
     ("internvl", OUTER, {"projector_hidden_act": "tanh"}, "projector_hidden_act 'tanh' is not"),
+    ("qianfan_ocr", VISION, {"model_type": "internvl_vision"}, "supported: qianfan_ocr_vision"),
+    ("qianfan_ocr", VISION, {"use_qk_norm": True}, "use_qk_norm true is not supported"),
+    ("qianfan_ocr", VISION, {"norm_type": "batch_norm"}, "norm_type 'batch_norm' is not supported"),
+    ("qianfan_ocr", OUTER, {"downsample_ratio": 0.3}, "downsample_ratio 0.3 is not supported"),
+    ("qianfan_ocr", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("qianfan_ocr", TEXT, {"model_type": "qwen2"}, "model_type 'qwen2' is not supported"),
+    ("granite_docling", VISION, {"model_type": "siglip"}, "supported: granite_docling_vision"),
+    ("granite_docling", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from 64"),
+    ("granite_docling", VISION, {"scale_factor": 3}, r"\(3\) must divide the 4 patches of a row"),
+    ("granite_docling", VISION, {"image_size": [64, 64]}, "'image_size' must be an integer"),
+    ("granite_docling", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("granite_docling", VISION, {"deepstack_visual_indexes": [3]}, "must list layers below 3"),
+    ("granite_docling", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("granite_docling", TEXT, {"hidden_act": "xielu"}, "'xielu' is not"),
+    ("granite_docling", TEXT, {"model_type": "granite"}, "supported: granite_docling_text"),
+    ("granite_docling", TEXT, {"num_hidden_layers": 1}, "lists 2 layers, and the language"),
     ("internvl", TEXT, {"model_type": "gpt_oss"}, "'gpt_oss' is not supported.*: qwen2, llama, qw"),
     (
         "smolvlm",
@@ -479,7 +495,8 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.image_token == IMAGE_TOKENS.get(name, 442)
     assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
-    assert vision.num_levels == (3 if name.startswith(("qwen3_vl", "qwen3_omni")) else 0)
+    levels = dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe"), 3)
+    assert vision.num_levels == (levels | {"granite_docling": 2}).get(name, 0)
     any_size = name in ANY_SIZE
     assert vision.has_axes == name.startswith(("glm", "paddle", "qwen"))
     assert vision.merge_size == (0 if not any_size else 4 if name == "minicpmv4_6" else 2)
@@ -487,7 +504,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.tile_size == (0 if any_size else 64)
     counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28}
     counts |= {"llava_next": 16 + 8 * 5, "llava_onevision": 16 + 8 * 5}
-    counts |= {"aya_vision": 28, "cohere2_vision": 28}
+    counts |= dict.fromkeys(("aya_vision", "cohere2_vision", "granite_docling", "qianfan_ocr"), 28)
     grid = (3, 128, 64) if name in JOINED else (7, 2, 3)
     if any_size:
         grid = (1, 2 * vision.merge_size, 5 * vision.merge_size)
