@@ -113,6 +113,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Glm46VImageProcessor": _GLM4V,
     "Glm4vImageProcessor": _GLM4V,
+    "DeepseekOcr2ImageProcessor": {
+        "resample": BICUBIC,
+        "size": {"height": 1024, "width": 1024},
+        "tile_size": 768,
+        "background_color": [127, 127, 127],
+    },
     "GotOcr2ImageProcessor": _CUT,
     "GraniteDoclingImageProcessor": _CUT_512 | {"max_patches": 32},
     "Cohere2VisionImageProcessor": _CUT_512 | {"patch_size": 16},

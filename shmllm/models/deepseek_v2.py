@@ -22,11 +22,12 @@ IN_GROUPS = "group_limited_greedy"
 def configure(fields: Fields) -> ModelConfig:
     positions = read_positions(fields, 2048)
     attention = read_latent_attention(fields, positions, interleaved=True)
-    layers = with_dense_layers(fields, attention, _experts(fields), default=0)
+    layers = with_dense_layers(fields, attention, read_experts(fields), default=0)
     return read_model(fields, layers, positions)
 
 
-def _experts(fields: Fields) -> MoESpec:
+def read_experts(fields: Fields) -> MoESpec:
+    """Returns experts chosen by a softmax, with the MLP that all tokens go to."""
     check_choice(fields, "scoring_func", "softmax")
     if fields.flag("norm_topk_prob", False):
         raise fields.error("norm_topk_prob true is not supported; transformers ignores it")

@@ -12,7 +12,7 @@ from shmllm.models.deepseek_v3 import (
     with_further_layers,
 )
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import IndexerSpec, LatentAttentionSpec
+from shmllm.models.mixer_specs import IndexerSpec, LatentAttentionSpec, MixerSpec
 from shmllm.models.readers import (
     DENSE,
     SPARSE,
@@ -38,9 +38,7 @@ def configure(fields: Fields) -> ModelConfig:
     return with_further_layers(read_model(fields, layers, positions), fields, experts)
 
 
-def with_mlps(
-    fields: Fields, mixers: Sequence[LatentAttentionSpec], experts: MoESpec
-) -> list[LayerSpec]:
+def with_mlps(fields: Fields, mixers: Sequence[MixerSpec], experts: MoESpec) -> list[LayerSpec]:
     """Returns layers with an MLP or experts, as ``mlp_layer_types`` or ``first_k_dense_replace``
     (3) says."""
     num_dense = fields.integer("first_k_dense_replace", 3, minimum=0)

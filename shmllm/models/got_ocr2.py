@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from shmllm.models import llava
 from shmllm.models.config import ModelConfig
@@ -15,7 +16,8 @@ from shmllm.models.vision.fields import (
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import GotOcr2Tower, VisionSpec
+from shmllm.models.vision.sam_specs import GotOcr2Tower
+from shmllm.models.vision.specs import VisionSpec
 
 _TIED = "tie_word_embeddings"
 _EVERY_FOURTH = (2, 5, 8, 11)
@@ -32,22 +34,26 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
     vision = vision_fields(fields, "got_ocr2_vision", "")
     if vision is None:
         return None
-    encoder = _read_encoder(vision)
-    tower = GotOcr2Tower(
-        encoder=encoder,
-        window=vision.integer("window_size", 14),
-        full_layers=_read_full_layers(vision),
-        qkv_bias=vision.flag("qkv_bias", True),
-        has_positions=vision.flag("use_abs_pos", True),
-        has_distances=vision.flag("use_rel_pos", True),
-        neck=vision.integer("output_channels", 256),
-    )
+    tower = GotOcr2Tower(**read_sam(vision))
     names = ("image_token_index", "image_token_id")
     return VisionSpec(
         image_token=read_item_token(fields, names, 151_859, vocab_size),
         tower=tower,
         tile_embeddings=tower.out_side**2,
     )
+
+
+def read_sam(vision: Fields) -> dict[str, Any]:
+    """Returns the attributes of a `SamTower`."""
+    return {
+        "encoder": _read_encoder(vision),
+        "window": vision.integer("window_size", 14),
+        "full_layers": _read_full_layers(vision),
+        "qkv_bias": vision.flag("qkv_bias", True),
+        "has_positions": vision.flag("use_abs_pos", True),
+        "has_distances": vision.flag("use_rel_pos", True),
+        "neck": vision.integer("output_channels", 256),
+    }
 
 
 def _read_encoder(vision: Fields) -> SamSpec:

@@ -221,6 +221,18 @@ class Tower(ABC):
             renamed(name, parts): views for name, views in self.named_weights.items()
         }
 
+    def name_in_files(self, parts: Mapping[str, str]) -> None:
+        """Gives all weights the names of checkpoints; those that they have are the names of
+        transformers' modules.
+
+        Args:
+            parts: what checkpoints have in place of parts of names.
+        """
+        self.module_weights = self.named_weights
+        self.named_weights = {
+            renamed(name, parts): views for name, views in self.module_weights.items()
+        }
+
     def known_name(self, name: str) -> str | None:
         """Returns the name under which the tower knows a checkpoint's tensor; None: it is none of
         its weights."""

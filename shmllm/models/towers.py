@@ -31,6 +31,7 @@ from shmllm.models.audio.whisper import Whisper, WhisperKeys
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.aya_vision import AyaVision
+from shmllm.models.vision.deepseek_ocr2 import DeepseekOcr2
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
@@ -50,10 +51,10 @@ from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
 from shmllm.models.vision.qwen3_vl import Qwen3
+from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, GotOcr2Tower
 from shmllm.models.vision.specs import (
     AyaVisionTower,
     Gemma3Tower,
-    GotOcr2Tower,
     GraniteDoclingTower,
     Idefics3Tower,
     InternVLTower,
@@ -90,6 +91,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Gemma3Tower: Gemma3,
     GotOcr2Tower: GotOcr2,
     PaliGemmaTower: PaliGemma,
+    DeepseekOcr2Tower: DeepseekOcr2,
     Qwen2Tower: Qwen2,
     Qwen2_5Tower: Qwen2_5,
     Qwen3Tower: Qwen3,

@@ -78,6 +78,8 @@ TOWER_PREFIXES = (
             "vision_model": ("",),
             "connector": ("",),
             "mlp1": ("",),
+            "sam_model": ("",),
+            "qwen2_model": ("",),
             "audio_tower": ("",),
             "embed_vision": ("",),
             "embed_audio": ("",),
@@ -86,7 +88,11 @@ TOWER_PREFIXES = (
         for inner in inners
     }
     | {"model.encoder.": "audio_tower."}
-    | {f"{outer}image_newline": "image_newline" for outer in ("model.", "")}
+    | {
+        f"{outer}{name}": name
+        for name in ("image_newline", "view_seperator", "view_separator")
+        for outer in ("model.", "")
+    }
 )
 """The prefixes of the weights of towers, and what they stand for: files and the modules
 of transformers' versions have other ones."""

@@ -47,8 +47,8 @@ def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec]) -> None:
 def _shape_of_image(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     """The shape of the pixels of a grid; None if there is no such grid."""
     tiles, rows, columns = item.grid
-    if vision.tile_size:
-        return tiles, vision.tile_size, vision.tile_size, 3
+    if side := vision.side_of(item.grid):
+        return tiles, side, side, 3
     if tiles != 1 or (vision.has_axes and len(item.spans) != 1):
         return None
     if not vision.num_embeddings(item.grid):

@@ -31,6 +31,7 @@ from support.vision_models import (
     ANY_SIZE,
     EACH_FAMILY,
     JOINED,
+    TWO_SIZES,
     image_token,
     make_vision_model,
     reference_embeddings,
@@ -362,8 +363,10 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return SOUNDS[request.param](directory)
     model = make_vision_model(request.param, directory)
     any_size = request.param in ANY_SIZE
-    size = model.config.vision_config.patch_size if any_size else 64
-    grid = (1, 4, 8) if any_size else (3, 128, 60) if request.param in JOINED else (2, 1, 1)
+    size = 96 if request.param in TWO_SIZES else 64
+    grid = (3, 128, 60) if request.param in JOINED else (2, 1, 2)
+    if any_size:
+        grid, size = (1, 4, 8), model.config.vision_config.patch_size
     shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)
     pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
     wanted = reference_embeddings(model, pixels, grid)

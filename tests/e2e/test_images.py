@@ -15,7 +15,13 @@ from support.determinism import said
 from support.image_llms import prepared_of
 from support.reference_models import VARIANTS
 from support.variants import slow
-from support.vision_models import EACH_FAMILY, VISION_FAMILIES, make_vision_model, reference_tokens
+from support.vision_models import (
+    ALIKE,
+    TWO_SIZES,
+    VISION_FAMILIES,
+    make_vision_model,
+    reference_tokens,
+)
 
 from shmllm import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
 from shmllm.worker import loading
@@ -37,8 +43,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "large blocks": {"block_size": 64},
 }
+LARGER = {"chunks": {"max_num_batched_tokens": 900}, "few blocks": {"max_model_len": 1792}}
+"""What images of hundreds of embeddings need."""
 FEW_BLOCKS = {"exaone4_5": 30, "gemma3": 24, "gemma4": 37, "gemma4-large": 37, "llama4": 27}
 FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12, "paligemma": 12}
+FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12, "deepseek_ocr2": 140}
 """The size of a pool that has room for about two prompts."""
 
 
@@ -50,7 +59,10 @@ class Subject(NamedTuple):
     directory: Path
 
 
-@pytest.fixture(scope="module", params=EACH_FAMILY)
+@pytest.fixture(
+    scope="module",
+    params=[slow(name) if name in (*ALIKE, *TWO_SIZES) else name for name in VISION_FAMILIES],
+)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory)
 
@@ -58,6 +70,12 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
 @pytest.fixture(scope="module", params=FAMILIES)
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory)
+
+
+def base_of(subject: Subject, **options: Any) -> dict[str, Any]:
+    """The options of an engine; images of some families have hundreds of embeddings."""
+    length = {"max_model_len": 2048} if subject.name in TWO_SIZES else {}
+    return BASE | length | options
 
 
 def make(name: str, tmp_path_factory: Any, **text: Any) -> Subject:
@@ -107,7 +125,7 @@ def expected(subject: Subject, llm: LLM, prompt: Any, output: RequestOutput) -> 
 
 
 def test_greedy_tokens_are_those_of_transformers(subject: Subject, pictures: list[Any]) -> None:
-    with LLM(str(subject.directory), **BASE) as llm:
+    with LLM(str(subject.directory), **base_of(subject)) as llm:
         prompts = prompts_of(llm, pictures)
         outputs = generate(llm, prompts)
         for prompt, output in zip(prompts, outputs, strict=True):
@@ -140,7 +158,7 @@ def test_an_image_that_no_step_has_room_for_is_refused(
 ) -> None:
     """Those of Gemma 4's larger models attend to all of an image, which may have any size."""
     subject = make("gemma4-large", tmp_path_factory)
-    with LLM(str(subject.directory), **BASE | {"max_num_batched_tokens": 65}) as llm:
+    with LLM(str(subject.directory), **base_of(subject) | {"max_num_batched_tokens": 65}) as llm:
         prompts = prompts_of(llm, pictures)
         (first,) = generate(llm, prompts[:1])
         assert list(first.outputs[0].token_ids) == expected(subject, llm, prompts[0], first)
@@ -156,9 +174,11 @@ def test_no_bit_depends_on_chunks_caches_and_preemption(
     monkeypatch.setattr(loading, "MOST_EMBEDS", 0)  # the smallest encoder cache
     first: list[Any] | None = None
     few = {"num_gpu_blocks_override": FEW_BLOCKS.get(some_subject.name, 15)}
+    larger = LARGER if some_subject.name in TWO_SIZES else {}
     for name, options in SETTINGS.items():
-        options = options | (few if name == "few blocks" else {})
-        with LLM(str(some_subject.directory), **BASE | {"dtype": "float32"} | options) as llm:
+        options = {"dtype": "float32"} | options | larger.get(name, {})
+        options |= few if name == "few blocks" else {}
+        with LLM(str(some_subject.directory), **base_of(some_subject, **options)) as llm:
             prompts = prompts_of(llm, pictures)
             found = [said(output) for output in generate(llm, prompts)]
             assert first is None or found == first, name
@@ -172,7 +192,10 @@ def test_no_bit_depends_on_chunks_caches_and_preemption(
 
 
 def test_a_hit_may_end_inside_an_image(some_subject: Subject, pictures: list[Any]) -> None:
-    with LLM(str(some_subject.directory), **BASE | {"block_size": 8, "mamba_block_size": 8}) as llm:
+    with LLM(
+        str(some_subject.directory),
+        **base_of(some_subject) | {"block_size": 8, "mamba_block_size": 8},
+    ) as llm:
         mark = llm.front_end.items.mark("image")
         image = {"image": pictures[0]}
         first = {"prompt": f"Here: {mark} one", "multi_modal_data": image}
@@ -192,7 +215,7 @@ def test_a_hit_may_end_inside_an_image(some_subject: Subject, pictures: list[Any
 
 
 def test_images_that_change_places_are_no_hits(some_subject: Subject, pictures: list[Any]) -> None:
-    with LLM(str(some_subject.directory), **BASE) as llm:
+    with LLM(str(some_subject.directory), **base_of(some_subject)) as llm:
         mark = llm.front_end.items.mark("image")
         text = f"{mark}{mark} which?"
         orders = [pictures[:2], pictures[1::-1]]
@@ -206,7 +229,9 @@ def test_images_that_change_places_are_no_hits(some_subject: Subject, pictures: 
 def test_an_image_is_encoded_once(
     some_subject: Subject, pictures: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LLM(str(some_subject.directory), **BASE | {"enable_prefix_caching": False}) as llm:
+    with LLM(
+        str(some_subject.directory), **base_of(some_subject) | {"enable_prefix_caching": False}
+    ) as llm:
         cache = llm.front_end.client._core.scheduler.encoder_cache  # type: ignore[attr-defined]
         prompt = prompts_of(llm, pictures)[0]
         (first,) = generate(llm, [prompt])
@@ -227,7 +252,7 @@ def test_the_number_of_threads_changes_no_bit(some_subject: Subject, pictures: l
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
-            options = BASE | {"num_threads": threads, "dtype": "float32"}
+            options = base_of(some_subject, num_threads=threads, dtype="float32")
             with LLM(str(some_subject.directory), **options) as llm:
                 found.append([said(each) for each in generate(llm, prompts_of(llm, pictures))])
     finally:

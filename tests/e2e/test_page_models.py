@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from support.image_llms import prepared_of
 from support.torchvision_modules import without_videos
 from support.variants import slow
-from support.vision_models import image_processor, make_vision_model, reference_tokens
+from support.vision_models import TWO_SIZES, image_processor, make_vision_model, reference_tokens
 from transformers import PreTrainedTokenizerFast
+from transformers.models.deepseek_ocr2.processing_deepseek_ocr2 import DeepseekOcr2Processor
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 from transformers.models.granite_docling.processing_granite_docling import (
     GraniteDoclingProcessor,
@@ -159,6 +160,15 @@ KINDS = {
         "<|im_end|>\\n<|im_start|>assistant\\n",
         "Parse this document to Markdown.",
     ),
+    "deepseek_ocr2": Kind(
+        lambda directory: None,  # transformers writes the authors' names
+        partial(DeepseekOcr2Processor, patch_size=2),
+        {},
+        "<image>\\n",
+        "",
+        "",
+        "Free OCR.",
+    ),
     "granite_docling": Kind(
         publish_granite_docling,
         partial(GraniteDoclingProcessor, image_seq_len=4),
@@ -199,7 +209,8 @@ def test_chats_with_pages_are_those_of_transformers(name: str, tmp_path: Path) -
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     draw = np.random.default_rng(1)
     pages = [Image.fromarray(draw.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in PAGES]
-    with LLM(str(directory), **OPTIONS) as llm:
+    longest = {"max_model_len": 2048} if name in TWO_SIZES else {}
+    with LLM(str(directory), **OPTIONS | longest) as llm:
         for page in pages:
             content: list[dict[str, Any]] = [{"type": "image", "image": page}]
             if text := KINDS[name].instruction:

@@ -646,6 +646,47 @@ FAMILIES = {
             "size": _SQUARE,
         },
     ),
+    "deepseek_ocr2": VisionFamily(
+        model="DeepseekOcr2",
+        text=TEXT
+        | {"model_type": "deepseek_ocr2_text", "moe_intermediate_size": 24, "n_routed_experts": 4}
+        | {"max_position_embeddings": 2048}
+        | {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        vision={
+            "sam_config": {
+                "hidden_size": 16,
+                "output_channels": 12,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 1,
+                "image_size": 128,
+                "patch_size": 2,
+                "window_size": 14,
+                "global_attn_indexes": [1],
+                "mlp_ratio": 2.0,
+                "downsample_channels": [10, 32],
+            },
+            "encoder_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+            },
+        },
+        outer={},
+        marks=(*_CHATML, "<image>"),
+        image="<image>",
+        ids={"image_token_id": "<image>"},
+        chat="<image>\\n",
+        processor=("DeepseekOcr2", "deepseek_ocr2"),
+        settings=HALF_MEAN
+        | {
+            "resample": BICUBIC,
+            "size": {"height": 128, "width": 128},
+            "tile_size": 96,
+            "background_color": [127, 127, 127],
+        },
+    ),
     "internvl": VisionFamily(
         model="InternVL",
         text=TEXT | {"model_type": "qwen2"},

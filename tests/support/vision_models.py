@@ -49,6 +49,8 @@ ANY_SIZE = tuple(
     or name.startswith(("mistral", "paddle", "qwen"))
 )
 """Families whose tower takes images of any size."""
+TWO_SIZES = ("deepseek_ocr2",)
+"""Families whose tiles have another size than the whole of an image."""
 JOINED = ("llava_next", "llava_onevision")
 """Families whose tiles make up a picture."""
 EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)
@@ -165,6 +167,12 @@ def pixel_inputs(
         pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
         return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
+    if name in TWO_SIZES:
+        pixels, is_whole = normalised(name, tiles), grid[1:] == (0, 0)
+        side = FAMILIES[name].settings["size"]["height"]
+        found = {"pixel_values": pixels if is_whole else torch.zeros(1, 3, side, side)}
+        found["num_local_patches"] = torch.tensor([0 if is_whole else len(tiles)])
+        return found if is_whole else found | {"pixel_values_local": pixels}
     if name == "granite_docling":
         mask = torch.ones(1, len(tiles), dtype=torch.bool)
         return {"pixel_values": normalised(name, tiles)[None], "pixel_attention_mask": mask}
@@ -240,6 +248,8 @@ def reference_embeddings(
         projected: Tensor = model.multi_modal_projector(found.last_hidden_state)
         return projected.flatten(0, 1)
     main: Tensor = torch.cat(list(found.pooler_output))
+    if model.vision_family in TWO_SIZES and grid[1:] != (0, 0):
+        return main[: -len(found.last_hidden_state[0]) - 1]  # without the whole and what ends it
     levels = getattr(found, "deepstack_features", None) or ()
     return torch.cat([main, *(torch.cat(list(each)) for each in levels)], -1)
 
@@ -300,6 +310,16 @@ def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:
         }
         count = {"batch_num_images": torch.tensor([len(each)])}
         return found | (count if name == "llava_onevision" else {})
+    if name in TWO_SIZES:  # tiles are before the whole of their image
+        tiles = [one.pop("pixel_values_local") for one in each if "pixel_values_local" in one]
+        counts, found = [], {"pixel_values_local": torch.cat(tiles)} if tiles else {}
+        wholes = [one for image, one in zip(images, each, strict=True) if image.grid[1:] == (0, 0)]
+        for before, image in zip([None, *images], images, strict=False):
+            if image.grid[1:] == (0, 0):
+                has_tiles = before is not None and before.grid[1:] != (0, 0)
+                counts.append(before.grid[0] if has_tiles and before is not None else 0)
+        found["num_local_patches"] = torch.tensor(counts)
+        return found | {"pixel_values": torch.cat([one["pixel_values"] for one in wholes])}
     if name == "minicpmv4_6":
         return {
             "pixel_values": torch.cat([one["pixel_values"] for one in each], -1),

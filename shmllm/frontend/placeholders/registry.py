@@ -13,6 +13,7 @@ from shmllm.frontend.placeholders.aya_vision import (
     AyaVisionPlaceholder,
     Cohere2VisionPlaceholder,
 )
+from shmllm.frontend.placeholders.deepseek_ocr2 import DeepseekOcr2Placeholder
 from shmllm.frontend.placeholders.exaone4_5 import (
     Exaone45Placeholder,
     Exaone45VideoPlaceholder,
@@ -87,6 +88,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
+    "DeepseekOcr2ForConditionalGeneration": (DeepseekOcr2Placeholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "FunAsrNanoForConditionalGeneration": (FunAsrPlaceholder,),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),

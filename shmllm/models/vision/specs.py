@@ -11,7 +11,8 @@ from math import prod
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
 from shmllm.models.rope_config import UNTIMED, VideoTimes
-from shmllm.models.vision.encoder_spec import EncoderSpec, SamSpec, VisionActivation
+from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
+from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, GotOcr2Tower
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     Glm4vTower,
@@ -283,6 +284,7 @@ TowerSpec = (
     | Gemma3Tower
     | PaliGemmaTower
     | GotOcr2Tower
+    | DeepseekOcr2Tower
     | Qwen2Tower
     | Qwen2_5Tower
     | Qwen3Tower
@@ -352,9 +354,16 @@ class VisionSpec:
         """Returns how many embeddings an image has; 0: there is no such image."""
         if isinstance(self.tower, SquaresTower):
             return grid[0] * self.tower.num_squares(*grid[1:])
-        if isinstance(self.tower, LlavaNextTower):
+        if isinstance(self.tower, LlavaNextTower | DeepseekOcr2Tower):
             return self.tower.num_embeddings(grid)
         return grid[0] * self.tile_embeddings
+
+    def side_of(self, grid: Grid) -> int:
+        """Returns the height and the width of the tiles of an image, in pixels; 0: images have any
+        size, see `tile_size`."""
+        if isinstance(self.tower, DeepseekOcr2Tower):
+            return self.tower.side_of(grid)
+        return self.tile_size
 
     @property
     def patch_size(self) -> int:
@@ -392,6 +401,6 @@ class VisionSpec:
 
     @property
     def tile_size(self) -> int:
-        """The height and the width of a tile, in pixels; 0: images have any size that is a multiple
-        of ``patch_size * merge_size``."""
+        """The height and the width of a tile, in pixels, of the largest one if there are several
+        sizes; 0: images have any size that is a multiple of ``patch_size * merge_size``."""
         return 0 if isinstance(self.tower, SquaresTower) else self.tower.encoder.image_size

@@ -184,6 +184,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "granite_docling_text", "num_hidden_layers": 3},
         "vision_config": {"model_type": "granite_docling_vision"},
     },
+    "DeepseekOcr2": {
+        "model_type": "deepseek_ocr2",
+        "text_config": {
+            "model_type": "deepseek_ocr2_text",
+            "vocab_size": 129280,
+            "hidden_size": 1280,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 10,
+            "num_experts_per_tok": 6,
+            "max_position_embeddings": 8192,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        "vision_config": {
+            "encoder_config": {
+                "hidden_size": 896,
+                "intermediate_size": 4864,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 14,
+                "num_key_value_heads": 2,
+            },
+        },
+    },
     "Llava": {
         "model_type": "llava",
         "image_token_index": 32000,
@@ -353,7 +375,7 @@ Vision 8B, Command A Vision, LFM2-VL-1.6B, Gemma 3 4B, Gemma 4 31B and SmolVLM (
 layers of text."""
 
 
-ALIKE = ("AyaVision", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2")
+ALIKE = ("AyaVision", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2", "DeepseekOcr2")
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -414,7 +436,7 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
             rows = int(vision.most_patches**0.5) // vision.merge_size * vision.merge_size
         grid, size = (1, rows, rows), rows * vision.patch_size
     else:
-        grid, size = (1, 1, 1), vision.tile_size
+        grid, size = (1, 0, 0), vision.tile_size
 
     tower = make_tower(vision, model.hidden_size, Storage(allocate, torch.bfloat16))
     weights = [each[0] for each in tower.named_weights.values()]

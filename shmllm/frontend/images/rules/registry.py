@@ -9,6 +9,7 @@ from shmllm.errors import EngineStartError, RequestError, nearest
 from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.clip import ClipRules
 from shmllm.frontend.images.rules.cohere2_vision import Cohere2VisionRules
+from shmllm.frontend.images.rules.deepseek_ocr2 import DeepseekOcr2Rules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
@@ -37,6 +38,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Glm46VImageProcessor": Glm4vRules,
     "Glm4vImageProcessor": Glm4vRules,
     "Cohere2VisionImageProcessor": Cohere2VisionRules,
+    "DeepseekOcr2ImageProcessor": DeepseekOcr2Rules,
     "GotOcr2ImageProcessor": InternVLRules,
     "GraniteDoclingImageProcessor": GraniteDoclingRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,

@@ -12,7 +12,11 @@ import pytest
 from PIL import Image
 from support.torchvision_modules import without_videos
 from support.variants import slow
-from transformers import GlmOcrConfig, GotOcr2Config, LightOnOcrConfig
+from transformers import DeepseekOcr2Config, GlmOcrConfig, GotOcr2Config, LightOnOcrConfig
+from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import (
+    DeepseekOcr2ImageProcessorPil,
+)
+from transformers.models.deepseek_ocr2.processing_deepseek_ocr2 import DeepseekOcr2Processor
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -191,6 +195,80 @@ def test_pages_of_got_ocr_2_are_those_of_transformers(
     planes = np.moveaxis(item.data, -1, 1)
     found = pixel_table(ours.settings)[np.arange(3)[:, None, None], planes]
     assert found.tobytes() == np.asarray(expected["pixel_values"]).tobytes()
+
+
+def deepseek_ocr2(make_tokenizer: Make, directory: Path, **images: Any) -> Reader:
+    """The settings of DeepSeek-OCR 2; those of cutting in the file do not count."""
+    tokenizer = make_tokenizer(["<image>"])
+    pictures = DeepseekOcr2ImageProcessorPil(max_patches=3, **images)
+    processor = DeepseekOcr2Processor(pictures, tokenizer)
+    pictures.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    config = DeepseekOcr2Config(image_token_id=processor.image_token_id).to_dict()
+    config["architectures"] = ["DeepseekOcr2ForConditionalGeneration"]
+    return Reader(processor, processors_of_model(directory, config)["image"], "")
+
+
+@pytest.mark.parametrize(
+    "sides", [(100, 768), (1200, 900), *map(slow, ((769, 20), (3000, 800), (2480, 3508)))]
+)
+def test_pages_of_deepseek_ocr_2_are_those_of_transformers(
+    sides: tuple[int, int],
+    make_tokenizer: Make,
+    random_image: Callable[..., Image.Image],
+    tmp_path: Path,
+) -> None:
+    reader = deepseek_ocr2(make_tokenizer, tmp_path)
+    ours, page = reader.ours, random_image(*sides)
+    text = f"a {ours.mark}\n{ours.mark}OCR:"
+    expected = reader.theirs(text=[text], images=[page, page])
+    item = ours.prepare(page)
+    count = expected["num_local_patches"][0]
+    assert item.num_tokens == 257 + 144 * count
+    assert len(item.parts) == 1 + (count > 0)
+    ids = list(map(int, expected["input_ids"][0]))
+    assert reader.encode(ours.expand_text("prompt", text, [item, item])) == ids
+    assert ours.expand_ids("prompt", reader.encode(text), [item, item], reader.encode) == ids
+    wanted = [*map(np.asarray, expected.get("pixel_values_local", ()))][:count]
+    wanted.append(np.asarray(expected["pixel_values"][0]))
+    planes = [plane for part in item.parts for plane in np.moveaxis(part.data, -1, 1)]
+    for plane, theirs in zip(planes, wanted, strict=True):
+        found = pixel_table(ours.settings)[np.arange(3)[:, None, None], plane]
+        assert found.tobytes() == theirs.tobytes()
+
+
+def test_changes_of_deepseek_ocr_2_are_those_of_transformers(
+    make_tokenizer: Make, random_image: Callable[..., Image.Image], tmp_path: Path
+) -> None:
+    reader = deepseek_ocr2(make_tokenizer, tmp_path)
+    page = random_image(900, 900)
+    for changes in ({"max_patches": 4, "min_patches": 3, "resample": 2}, {"max_patches": 1}):
+        expected = reader.theirs(text=["<image>"], images=[page], **changes)
+        tiles, _ = reader.ours.prepare(page, changes).parts
+        planes = np.moveaxis(tiles.data, -1, 1)
+        found = pixel_table(reader.ours.settings)[np.arange(3)[:, None, None], planes]
+        assert found.tobytes() == np.stack(expected["pixel_values_local"]).tobytes()
+    with pytest.raises(RequestError, match="is too narrow: it becomes 0x1024"):
+        reader.ours.prepare(random_image(1, 3000))
+    with pytest.raises(RequestError, match=r"'max_patches' .* allows images of"):
+        reader.ours.prepare(page, {"max_patches": 10**6})
+    with pytest.raises(RequestError, match="'crop_to_patches' is not supported"):
+        reader.ours.prepare(page, {"crop_to_patches": False})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tile_size": 640}, "tiles of 768 and whole images of 1024 pixels, .* makes 640 and 1024"),
+        ({"size": {"height": 1024, "width": 640}}, "'size' must be a square"),
+        ({"background_color": [1, 2]}, "'background_color' must have 3 numbers from 0 to 255"),
+    ],
+)
+def test_settings_that_deepseek_ocr_2_does_not_take_are_refused(
+    changes: dict[str, Any], message: str, make_tokenizer: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=message):
+        deepseek_ocr2(make_tokenizer, tmp_path, **changes)
 
 
 def test_several_images_of_lighton_ocr_are_expanded(

@@ -21,6 +21,7 @@ from PIL import Image
 from support.torchvision_modules import without_videos
 from transformers import (
     CLIPVisionConfig,
+    DeepseekOcr2Config,
     Exaone4_5_Config,
     Gemma3Config,
     Gemma4Config,
@@ -475,6 +476,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (GlmOcrConfig(), "GlmOcrForConditionalGeneration", "image_token_id"),
         (PaddleOCRVLConfig(), "PaddleOCRVLForConditionalGeneration", "image_token_id"),
         (GotOcr2Config(), "GotOcr2ForConditionalGeneration", "image_token_index"),
+        (DeepseekOcr2Config(), "DeepseekOcr2ForConditionalGeneration", "image_token_id"),
         (GraniteDoclingConfig(), "GraniteDoclingForConditionalGeneration", "image_token_id"),
         (QianfanOCRConfig(), "QianfanOCRForConditionalGeneration", "image_token_id"),
         (LlavaNextConfig(), "LlavaNextForConditionalGeneration", "image_token_index"),

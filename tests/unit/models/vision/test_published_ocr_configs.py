@@ -10,7 +10,8 @@ import pytest
 from transformers import GlmOcrConfig, GotOcr2Config, LightOnOcrConfig, PaddleOCRVLConfig
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.vision.specs import GotOcr2Tower, VisionSpec
+from shmllm.models.vision.sam_specs import GotOcr2Tower
+from shmllm.models.vision.specs import VisionSpec
 from shmllm.models.vision.squares_specs import GlmOcrTower, PaddleOcrVlTower, PixtralTower
 
 GLM_OCR: dict[str, Any] = {

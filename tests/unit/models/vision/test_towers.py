@@ -18,6 +18,7 @@ from support.vision_models import (
     ANY_SIZE,
     EACH_FAMILY,
     JOINED,
+    TWO_SIZES,
     VISION_FAMILIES,
     make_vision_model,
     normalised,
@@ -32,7 +33,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.specs import Grid
 
 SIDE = 64
-TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED)]
+TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED, *TWO_SIZES)]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
@@ -58,6 +59,7 @@ GRIDS: dict[str, list[Grid]] = {
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
     "granite_docling": [(1, 1, 1), (5, 2, 2)],
+    "deepseek_ocr2": [(1, 0, 0), (2, 1, 2)],
     "internvl": [(1, 1, 1), (5, 2, 2)],
     "got_ocr2": [(1, 1, 1), (3, 1, 2)],
     "llama4": [(1, 1, 1), (5, 2, 2)],
@@ -274,13 +276,15 @@ def some_grid(name: str) -> Grid:
     """A small image of a family."""
     if name in ANY_SIZE:
         return (1, 8, 12)
+    if name in TWO_SIZES:
+        return (1, 0, 0)
     return (3, 110, 64) if name in JOINED else (1, 1, 1)
 
 
 def make_tiles(config: ModelConfig, grid: Grid, seed: int = 0) -> npt.NDArray[np.uint8]:
     """[tiles, height, width, 3]"""
     assert config.vision is not None
-    size = config.vision.tile_size, config.vision.tile_size
+    size = (config.vision.side_of(grid),) * 2
     if config.vision.merge_size:
         size = grid[1] * config.vision.patch_size, grid[2] * config.vision.patch_size
     rng = np.random.default_rng(seed)
@@ -385,6 +389,18 @@ def test_everything_is_computed_on_the_device_of_the_weights(name: str, models: 
     ours = embed(model, pixels, grid)
     assert ours.device.type == "meta"
     assert ours.shape == embed(models(name)[1], torch.zeros(pixels.shape), grid).shape
+
+
+def test_the_bits_of_a_tile_beside_a_whole_do_not_depend_on_others(models: Models) -> None:
+    _, model = models("deepseek_ocr2")
+    pixels = normalised("deepseek_ocr2", make_tiles(model.config, (2, 2, 1)))
+    first, second = embed(model, pixels, (2, 2, 1)).chunk(2)
+    assert torch.equal(embed(model, pixels[1:], (1, 1, 1)), second)
+    assert not torch.equal(first, second)
+    with pytest.raises(ValueError, match="a grid of 3 tiles has 2"):
+        embed(model, pixels, (3, 1, 3))
+    with pytest.raises(ValueError, match=r"a tile must be \[3, 128, 128\], not \[3, 96, 96\]"):
+        embed(model, pixels[:1], (1, 0, 0))
 
 
 @pytest.mark.parametrize("name", TILED)

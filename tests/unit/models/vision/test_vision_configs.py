@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.vision_families import FAMILIES
-from support.vision_models import ANY_SIZE, EACH_FAMILY, JOINED, make_vision_model
+from support.vision_models import ANY_SIZE, EACH_FAMILY, JOINED, TWO_SIZES, make_vision_model
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -158,6 +158,7 @@ MISTRAL_SMALL_3_1: dict[str, Any] = {
 """Fields as the files of the models' authors have them: those that differ from a default."""
 
 VISION, OUTER, TEXT = "vision_config", "", "text_config"
+SAM, READER = f"{VISION}.sam_config", f"{VISION}.encoder_config"
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     (
         "llava",
@@ -306,6 +307,24 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("qianfan_ocr", OUTER, {"downsample_ratio": 0.3}, "downsample_ratio 0.3 is not supported"),
     ("qianfan_ocr", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
     ("qianfan_ocr", TEXT, {"model_type": "qwen2"}, "model_type 'qwen2' is not supported"),
+    ("deepseek_ocr2", VISION, {"model_type": "sam"}, "supported: deepseek_ocr2_vision"),
+    ("deepseek_ocr2", SAM, {"model_type": "sam"}, "supported: deepseek_ocr2_sam_vision_model"),
+    ("deepseek_ocr2", SAM, {"image_size": 64}, "image_size 64 is not supported; supported: 128"),
+    ("deepseek_ocr2", SAM, {"downsample_channels": [8]}, "'downsample_channels' must be two"),
+    ("deepseek_ocr2", SAM, {"downsample_channels": [8, 8]}, "the second one 32, the hidden_size"),
+    ("deepseek_ocr2", SAM, {"downsample_channels": ["a", 32]}, "must be an integer of at least 1"),
+    ("deepseek_ocr2", READER, {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ("deepseek_ocr2", READER, {"use_sliding_window": True}, "use_sliding_window True is not"),
+    ("deepseek_ocr2", READER, {"layer_types": ["sliding_attention"] * 2}, "'sliding_attention'"),
+    ("deepseek_ocr2", READER, {"num_key_value_heads": 3}, r"\(3\) must divide num_attention_heads"),
+    ("deepseek_ocr2", READER, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is"),
+    ("deepseek_ocr2", READER, {"head_dim": 16}, "head_dim must be hidden_size / num_attention_he"),
+    ("deepseek_ocr2", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("deepseek_ocr2", TEXT, {"model_type": "deepseek_v2"}, "supported: deepseek_ocr2_text"),
+    ("deepseek_ocr2", TEXT, {"mlp_layer_types": None}, "'first_k_dense_replace' is missing"),
+    ("deepseek_ocr2", TEXT, {"mlp_layer_types": ["dense"]}, "must list one type for each of 3"),
+    ("deepseek_ocr2", TEXT, {"norm_topk_prob": True}, "norm_topk_prob true is not supported"),
+    ("deepseek_ocr2", TEXT, {"num_experts_per_tok": None}, "'num_experts_per_tok' is missing"),
     ("granite_docling", VISION, {"model_type": "siglip"}, "supported: granite_docling_vision"),
     ("granite_docling", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from 64"),
     ("granite_docling", VISION, {"scale_factor": 3}, r"\(3\) must divide the 4 patches of a row"),
@@ -446,7 +465,10 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
 
 def change(directory: Path, place: str, fields: dict[str, Any]) -> None:
     whole = json.loads((directory / "config.json").read_text())
-    (whole[place] if place else whole).update(fields)
+    part = whole
+    for name in filter(None, place.split(".")):
+        part = part[name]
+    part.update(fields)
     (directory / "config.json").write_text(json.dumps(whole))
 
 
@@ -500,12 +522,14 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     any_size = name in ANY_SIZE
     assert vision.has_axes == name.startswith(("glm", "paddle", "qwen"))
     assert vision.merge_size == (0 if not any_size else 4 if name == "minicpmv4_6" else 2)
-    assert vision.patch_size == FAMILIES[name].vision["patch_size"]
-    assert vision.tile_size == (0 if any_size else 64)
+    of_images: dict[str, Any] = FAMILIES[name].vision
+    assert vision.patch_size == of_images.get("sam_config", of_images)["patch_size"]
+    assert vision.tile_size == (0 if any_size else 128 if name in TWO_SIZES else 64)
     counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28}
     counts |= {"llava_next": 16 + 8 * 5, "llava_onevision": 16 + 8 * 5}
     counts |= dict.fromkeys(("aya_vision", "cohere2_vision", "granite_docling", "qianfan_ocr"), 28)
-    grid = (3, 128, 64) if name in JOINED else (7, 2, 3)
+    counts |= {"deepseek_ocr2": 6 * 144}
+    grid = (3, 128, 64) if name in JOINED else (6 if name in TWO_SIZES else 7, 2, 3)
     if any_size:
         grid = (1, 2 * vision.merge_size, 5 * vision.merge_size)
     assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))

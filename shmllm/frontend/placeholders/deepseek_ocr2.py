@@ -1,0 +1,62 @@
+"""DeepSeek-OCR 2: the embeddings of all tiles of an image, of the whole and one more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from shmllm.formats.image_settings import ImageSettings
+from shmllm.frontend.images.rules.deepseek_ocr2 import DeepseekOcr2Rules
+from shmllm.frontend.images.rules.family import Rules
+from shmllm.frontend.items.prepared import PreparedItem
+from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
+from shmllm.params.items import Grid
+
+_TILE, _WHOLE, _SQUARE = 48, 64, 4
+"""The patches of a row of a tile, and of the whole, and of those that one embedding stands for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekOcr2Placeholder(ImagePlaceholder):
+    """Attributes:
+    patch_size: the side of a patch, in pixels.
+    """
+
+    RULES: ClassVar[type[Rules]] = DeepseekOcr2Rules
+    AUTHOR: ClassVar[str] = "DeepSeek-OCR 2"
+
+    patch_size: int
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        token = config.integer("image_token_id", default=128_815, minimum=0)
+        sam = config.table("vision_config").table("sam_config")
+        return cls(
+            **one_token(texts.get("image_token", "<image>"), token),
+            side=None,
+            patch_size=sam.integer("patch_size", default=16),
+        )
+
+    def adapted(self, settings: ImageSettings) -> ImageSettings:
+        """The processor cuts images into so many tiles whatever the image processor's file says."""
+        return settings.with_options(crop_to_patches=True, min_patches=2, max_patches=6)
+
+    def check_rules(self, rules: Rules) -> None:
+        super().check_rules(rules)
+        assert isinstance(rules, DeepseekOcr2Rules)
+        needed = _TILE * self.patch_size, _WHOLE * self.patch_size
+        if (found := (rules.tile, rules.whole)) != needed:
+            raise Config({}).error(
+                f"the vision tower takes tiles of {needed[0]} and whole images of {needed[1]} "
+                f"pixels, and the image processor makes {found[0]} and {found[1]}: change its "
+                "settings"
+            )
+
+    def count(self, grid: Grid) -> int:
+        if grid[1:] == (0, 0):
+            return (_WHOLE // _SQUARE) ** 2 + 1
+        return grid[0] * (_TILE // _SQUARE) ** 2
+
+    def expansion(self, item: PreparedItem) -> str:
+        return self.token * item.num_tokens
