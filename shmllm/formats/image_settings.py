@@ -120,6 +120,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "background_color": [127, 127, 127],
     },
     "GotOcr2ImageProcessor": _CUT,
+    "Ovis2ImageProcessor": _CUT | {"use_covering_area_grid": True},
     "GraniteDoclingImageProcessor": _CUT_512 | {"max_patches": 32},
     "Cohere2VisionImageProcessor": _CUT_512 | {"patch_size": 16},
     "Kimi_K25ImageProcessor": _KIMI_K25,

@@ -45,6 +45,7 @@ from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
+from shmllm.models.vision.ovis2 import Ovis2
 from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
 from shmllm.models.vision.paligemma import PaliGemma
 from shmllm.models.vision.pixtral import Pixtral
@@ -62,6 +63,7 @@ from shmllm.models.vision.specs import (
     LlavaNextTower,
     LlavaOnevisionTower,
     LlavaTower,
+    Ovis2Tower,
     PaliGemmaTower,
     VisionSpec,
 )
@@ -84,6 +86,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaNextTower: LlavaNext,
     LlavaOnevisionTower: LlavaOnevision,
     Idefics3Tower: Idefics3,
+    Ovis2Tower: Ovis2,
     GraniteDoclingTower: GraniteDocling,
     InternVLTower: InternVL,
     Llama4Tower: Llama4,

@@ -75,6 +75,7 @@ TOWER_PREFIXES = (
             "projector": ("",),
             "mlp_AR": ("",),
             "visual": ("",),
+            "visual_embeddings_table": ("",),
             "vision_model": ("",),
             "connector": ("",),
             "mlp1": ("",),

@@ -363,10 +363,11 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return SOUNDS[request.param](directory)
     model = make_vision_model(request.param, directory)
     any_size = request.param in ANY_SIZE
-    size = 96 if request.param in TWO_SIZES else 64
-    grid = (3, 128, 60) if request.param in JOINED else (2, 1, 2)
+    grid, size = (2, 1, 2), 96 if request.param in TWO_SIZES else 64
     if any_size:
         grid, size = (1, 4, 8), model.config.vision_config.patch_size
+    elif request.param in (*JOINED, "ovis2"):
+        grid = (3, 128, 60) if request.param in JOINED else (3, 1, 2)
     shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)
     pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)
     wanted = reference_embeddings(model, pixels, grid)

@@ -87,6 +87,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "paddleocr_vl",
         "got_ocr2",
         "granite_docling",
+        "ovis2",
         "qianfan_ocr",
         "llama4",
         "lfm2_vl",

@@ -140,6 +140,7 @@ _MINICPM_MARKS = (*("<image>", "</image>", "<slice>", "</slice>", "<image_id>", 
 _COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 16, "logit_scale": 0.25}
 _COHERE_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
 _COHERE_TILES = ("TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)))
+_OVIS_MARKS = [f"<IMG_{name}>" for name in ("START", "GRID", "COL", "ROW", "END")]
 _SQUARE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
 _CUT: dict[str, Any] = {
     "crop_to_patches": True,
@@ -686,6 +687,19 @@ FAMILIES = {
             "tile_size": 96,
             "background_color": [127, 127, 127],
         },
+    ),
+    "ovis2": VisionFamily(
+        model="Ovis2",
+        text=TEXT | {"model_type": "qwen2"},
+        vision=VISION | {"vocab_size": 45, "hidden_stride": 2},
+        outer={"vocab_size": VOCAB_SIZE, "hidden_size": 64}
+        | {"visual_indicator_token_ids": [443, 444, 445, 446, 447]},
+        marks=(*_CHATML, "<IMG_ATOM>", *_OVIS_MARKS, "<image>"),
+        image="<image>",
+        ids={"image_token_id": "<IMG_ATOM>"},
+        chat="<image>\\n",
+        processor=("Ovis2", "ovis2"),
+        settings=CLIP_MEAN | _CUT,
     ),
     "internvl": VisionFamily(
         model="InternVL",

@@ -247,11 +247,27 @@ def reference_embeddings(
     if model.vision_family == "llama4":
         projected: Tensor = model.multi_modal_projector(found.last_hidden_state)
         return projected.flatten(0, 1)
+    if model.vision_family == "ovis2":
+        return with_visual_marks(found, grid)
     main: Tensor = torch.cat(list(found.pooler_output))
     if model.vision_family in TWO_SIZES and grid[1:] != (0, 0):
         return main[: -len(found.last_hidden_state[0]) - 1]  # without the whole and what ends it
     levels = getattr(found, "deepstack_features", None) or ()
     return torch.cat([main, *(torch.cat(list(each)) for each in levels)], -1)
+
+
+def with_visual_marks(found: Any, grid: Grid) -> Tensor:
+    """The embeddings of the tiles of Ovis 2, of which the first is the whole image, with those of
+    the marks around and between them in the order of transformers' processor."""
+    whole, *tiles = found.pooler_output
+    begin, behind_whole, behind_column, behind_row, end = found.visual_indicator_features.split(1)
+    parts = [begin, whole, behind_whole]
+    for row in range(grid[1] if tiles else 0):
+        parts += [behind_row] if row else []
+        for column in range(grid[2]):
+            parts += [behind_column] if column else []
+            parts.append(tiles[row * grid[2] + column])
+    return torch.cat([*parts, end])
 
 
 @one_thread()

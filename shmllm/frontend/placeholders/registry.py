@@ -55,6 +55,7 @@ from shmllm.frontend.placeholders.llava import (
 from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.moss import MossPlaceholder
+from shmllm.frontend.placeholders.ovis2 import Ovis2Placeholder
 from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import (
     AudioFlamingoPlaceholder,
@@ -116,6 +117,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),
+    "Ovis2ForConditionalGeneration": (Ovis2Placeholder,),
     "PaddleOCRVLForConditionalGeneration": (PaddleOcrVlPlaceholder,),
     "PaliGemmaForConditionalGeneration": (PaliGemmaPlaceholder,),
     "QianfanOCRForConditionalGeneration": (QianfanOcrPlaceholder,),

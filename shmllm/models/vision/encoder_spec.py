@@ -32,12 +32,12 @@ class LayerSpec(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """The encoder of CLIP, SigLIP, InternVL, Llama 4 or SAM for images of one size.
+    """The encoder of CLIP, SigLIP, InternVL, Llama 4, SAM or AIMv2 for images of one size.
 
     Attributes:
         kind: "clip": a class token, a norm before the layers and patches without a bias; "siglip":
             patches with a bias; "internvl": a class token, and patches with a bias; "llama4": see
-            `Llama4Tower`; "sam": see `GotOcr2Tower`.
+            `Llama4Tower`; "sam": see `SamTower`; "aimv2": see `Ovis2Tower`.
         hidden_size: the width of the stream.
         num_layers: how many layers are computed.
         num_heads: the number of heads.
@@ -51,7 +51,7 @@ class EncoderSpec:
             image, rounded down in float32, as in Idefics3.
     """
 
-    kind: Literal["clip", "siglip", "internvl", "llama4", "sam"]
+    kind: Literal["clip", "siglip", "internvl", "llama4", "sam", "aimv2"]
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -92,3 +92,32 @@ class SamSpec(EncoderSpec):
         and values of all."""
         of_scores = 6 * self.hidden_size + 2 * self.side**2
         return max(of_scores, 4 * self.inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisualWordsSpec(EncoderSpec):
+    """An encoder behind which squares of patches have a probability for each of many words.
+
+    Attributes:
+        num_words: the number of words.
+        factor: the side of a square, which divides that of a tile.
+    """
+
+    num_words: int
+    factor: int
+
+    @property
+    def num_squares(self) -> int:
+        """The number of squares of a tile."""
+        return (self.side // self.factor) ** 2
+
+    @property
+    def num_elements(self) -> int:
+        encoder = super(VisualWordsSpec, self).num_elements
+        return encoder + 2 * self.num_words * self.hidden_size * self.factor**2
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`, or three numbers of each word for each square."""
+        encoder = super(VisualWordsSpec, self).most_activations
+        return max(encoder, 3 * self.num_words * self.num_squares // self.side**2)

@@ -165,7 +165,13 @@ class _Layer:
 
 
 def _stretched(table: Tensor, length: int) -> Tensor:
-    """Returns a table of distances, [distances, width], with another number of them."""
+    """Returns a table of distances, [distances, width], with another number of them, interpolated
+    linearly; its ends stay those of the first and the last."""
     if len(table) == length:
         return table
-    return F.interpolate(table.t()[None], length, mode="linear")[0].t()
+    places = torch.arange(length, dtype=torch.float32, device=table.device) + 0.5
+    places = (places * (len(table) / length) - 0.5).clamp(min=0)
+    before = places.floor().long()
+    behind = (before + 1).clamp(max=len(table) - 1)
+    weights = (places - before)[:, None].to(table.dtype)
+    return table[before] * (1 - weights) + table[behind] * weights

@@ -11,7 +11,7 @@ from math import prod
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
 from shmllm.models.rope_config import UNTIMED, VideoTimes
-from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
+from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation, VisualWordsSpec
 from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, GotOcr2Tower
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
@@ -239,37 +239,34 @@ class PaliGemmaTower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GotOcr2Tower:
-    """An encoder most of whose layers attend within windows, convolutions that halve rows and
-    columns twice, and a projection.
+class Ovis2Tower:
+    """An encoder with RMSNorms and gates, and for each square of its results the mean of the
+    embeddings of a table's words by their probabilities. Further words of it mark where an image
+    begins and ends, and what is between tiles.
+
+    The grid is (tiles, rows, columns); the whole image is the first tile, or the only one: (1, 1,
+    1).
 
     Attributes:
         encoder: the encoder.
-        window: the side of a window, in patches.
-        full_layers: the layers that attend to the whole tile.
-        qkv_bias: whether the projections to queries, keys and values have biases.
-        has_positions: whether patches have a table of positions.
-        has_distances: whether scores have terms for distances of rows and of columns.
-        neck: the width of the stream behind the layers.
+        qkv_bias: whether the projections of attention have biases.
+        mlp_bias: whether those of the MLPs have.
     """
 
-    encoder: SamSpec
-    window: int
-    full_layers: tuple[int, ...]
+    encoder: VisualWordsSpec
     qkv_bias: bool
-    has_positions: bool
-    has_distances: bool
-    neck: int
+    mlp_bias: bool
 
-    @property
-    def out_side(self) -> int:
-        """The number of embeddings in a row."""
-        half = -(-self.encoder.side // 2)
-        return -(-half // 2)
+    def num_embeddings(self, grid: Grid) -> int:
+        """Returns how many embeddings an image has, with those of marks; 0: there is none."""
+        tiles, rows, columns = grid
+        if tiles != rows * columns + (rows * columns > 1):
+            return 0
+        return tiles * self.encoder.num_squares + 2 + rows * columns
 
     @property
     def num_elements(self) -> int:
-        return self.encoder.num_elements + self.neck * (self.encoder.hidden_size + 27 * self.neck)
+        return self.encoder.num_elements
 
 
 TowerSpec = (
@@ -277,6 +274,7 @@ TowerSpec = (
     | LlavaNextTower
     | LlavaOnevisionTower
     | Idefics3Tower
+    | Ovis2Tower
     | GraniteDoclingTower
     | InternVLTower
     | Llama4Tower
@@ -354,7 +352,7 @@ class VisionSpec:
         """Returns how many embeddings an image has; 0: there is no such image."""
         if isinstance(self.tower, SquaresTower):
             return grid[0] * self.tower.num_squares(*grid[1:])
-        if isinstance(self.tower, LlavaNextTower | DeepseekOcr2Tower):
+        if isinstance(self.tower, LlavaNextTower | DeepseekOcr2Tower | Ovis2Tower):
             return self.tower.num_embeddings(grid)
         return grid[0] * self.tile_embeddings
 

@@ -206,6 +206,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "Ovis2": {
+        "model_type": "ovis2",
+        "vocab_size": 151936,
+        "text_config": {
+            "model_type": "qwen2",
+            "hidden_size": 1536,
+            "intermediate_size": 8960,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+        },
+        "vision_config": {
+            "vocab_size": 65536,
+            "hidden_stride": 2,
+            "image_size": 448,
+            "num_attention_heads": 8,
+        },
+    },
     "Llava": {
         "model_type": "llava",
         "image_token_index": 32000,
@@ -436,7 +455,9 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
             rows = int(vision.most_patches**0.5) // vision.merge_size * vision.merge_size
         grid, size = (1, rows, rows), rows * vision.patch_size
     else:
-        grid, size = (1, 0, 0), vision.tile_size
+        grid, size = (1, 1, 1), vision.tile_size
+        if vision.side_of(grid) != size:  # that of the whole image
+            grid = (1, 0, 0)
 
     tower = make_tower(vision, model.hidden_size, Storage(allocate, torch.bfloat16))
     weights = [each[0] for each in tower.named_weights.values()]

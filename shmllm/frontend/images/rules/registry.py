@@ -24,6 +24,7 @@ from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
 from shmllm.frontend.images.rules.minicpmv4_6 import MiniCPMVRules
 from shmllm.frontend.images.rules.options import Options
+from shmllm.frontend.images.rules.ovis2 import Ovis2Rules
 from shmllm.frontend.images.rules.paddleocr_vl import PaddleOcrVlRules
 from shmllm.frontend.images.rules.pixtral import PixtralRules
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
@@ -53,6 +54,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Qwen2_5_VLImageProcessor": Qwen2VLRules,
     "Gemma3ImageProcessor": Gemma3Rules,
     "Gemma4ImageProcessor": Gemma4Rules,
+    "Ovis2ImageProcessor": Ovis2Rules,
     "PaddleOCRVLImageProcessor": PaddleOcrVlRules,
     "PixtralImageProcessor": PixtralRules,
 }

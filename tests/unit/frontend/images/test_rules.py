@@ -29,6 +29,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
     LlavaOnevisionImageProcessorPil,
 )
+from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -91,6 +92,11 @@ PROCESSORS: dict[str, Any] = {
     "internvl, some tiles": GotOcr2ImageProcessorPil(
         size=SQUARE, crop_to_patches=True, min_patches=3, max_patches=7
     ),
+    "ovis2": Ovis2ImageProcessorPil(size=SQUARE, crop_to_patches=True),
+    "ovis2, nearest": Ovis2ImageProcessorPil(
+        size=SQUARE, crop_to_patches=True, use_covering_area_grid=False, min_patches=2
+    ),
+    "ovis2, whole": Ovis2ImageProcessorPil(size=SQUARE),
     "granite_docling": GraniteDoclingImageProcessorPil(size=SQUARE),
     "granite_docling, dense": GraniteDoclingImageProcessorPil(
         size=SQUARE, min_patches=2, max_patches=4, **DENSE
@@ -166,6 +172,8 @@ def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) ->
     elif "image_sizes" in expected:
         sides = [side // processor.patch_size["height"] for side in expected["image_sizes"][0]]
         assert tiles.grid == (1, *sides)
+    elif "grids" in expected:
+        assert tiles.grid == (len(theirs), *expected["grids"][0])
     elif "num_patches" in expected:
         assert tiles.grid[0] == len(theirs) == expected["num_patches"][0]
         assert tiles.grid[1] * tiles.grid[2] in (1, len(theirs) - 1)
@@ -236,6 +244,9 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("internvl", {"min_patches": 2, "max_patches": 3, "resample": 2}),
     ("internvl", {"max_patches": 1}),
     ("internvl", {"min_patches": 4, "max_patches": 3}),
+    ("ovis2", {"max_patches": 3, "resample": 2}),
+    ("ovis2", {"use_covering_area_grid": False, "min_patches": 3}),
+    ("ovis2", {"crop_to_patches": False, "size": {"height": 20, "width": 50}}),
     ("granite_docling", DENSE | {"max_patches": 2}),
     (
         "granite_docling",

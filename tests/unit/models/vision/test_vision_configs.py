@@ -325,6 +325,19 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("deepseek_ocr2", TEXT, {"mlp_layer_types": ["dense"]}, "must list one type for each of 3"),
     ("deepseek_ocr2", TEXT, {"norm_topk_prob": True}, "norm_topk_prob true is not supported"),
     ("deepseek_ocr2", TEXT, {"num_experts_per_tok": None}, "'num_experts_per_tok' is missing"),
+    ("ovis2", VISION, {"model_type": "aimv2"}, "supported: ovis2_vision"),
+    ("ovis2", VISION, {"tokenize_function": "st_argmax"}, "'st_argmax' is not supported; supp"),
+    ("ovis2", VISION, {"num_visual_indicator_tokens": 4}, "num_visual_indicator_tokens 4 is not"),
+    ("ovis2", VISION, {"hidden_stride": 3}, r"\(3\) must divide the 4 patches of a row"),
+    ("ovis2", VISION, {"vocab_size": 5}, "'vocab_size' must be an integer of at least 6"),
+    ("ovis2", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("ovis2", VISION, {"image_size": 8}, "'image_size' must be an integer of at least 16"),
+    ("ovis2", OUTER, {"visual_indicator_token_ids": [1, 2, 3, 4]}, "must be 5 tokens of a voc"),
+    ("ovis2", OUTER, {"visual_indicator_token_ids": [1, 2, 3, 4, 512]}, "of a vocabulary of 512"),
+    ("ovis2", OUTER, {"vocab_size": 300}, r"vocab_size \(300\) differs from that of text_config"),
+    ("ovis2", OUTER, {"hidden_size": 32}, r"hidden_size \(32\) differs from that of text_config"),
+    ("ovis2", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("ovis2", TEXT, {"model_type": "llama"}, "model_type 'llama' is not supported"),
     ("granite_docling", VISION, {"model_type": "siglip"}, "supported: granite_docling_vision"),
     ("granite_docling", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from 64"),
     ("granite_docling", VISION, {"scale_factor": 3}, r"\(3\) must divide the 4 patches of a row"),
@@ -528,7 +541,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28}
     counts |= {"llava_next": 16 + 8 * 5, "llava_onevision": 16 + 8 * 5}
     counts |= dict.fromkeys(("aya_vision", "cohere2_vision", "granite_docling", "qianfan_ocr"), 28)
-    counts |= {"deepseek_ocr2": 6 * 144}
+    counts |= {"deepseek_ocr2": 6 * 144, "ovis2": 7 * 4 + 8}
     grid = (3, 128, 64) if name in JOINED else (6 if name in TWO_SIZES else 7, 2, 3)
     if any_size:
         grid = (1, 2 * vision.merge_size, 5 * vision.merge_size)
