@@ -11,7 +11,9 @@ from shmllm.models.deepseek_v32 import with_mlps
 from shmllm.models.fields import Fields
 from shmllm.models.got_ocr2 import read_sam
 from shmllm.models.readers import (
+    FULL,
     read_attention,
+    read_layer_types,
     read_model,
     read_num_layers,
     read_positions,
@@ -80,9 +82,8 @@ def _read_reader(fields: Fields) -> ReaderSpec:
     for name in ("use_sliding_window", "rope_scaling"):
         if fields.values.get(name):
             raise fields.error(f"{name} {fields.values[name]!r} is not supported")
-    types = fields.values.get("layer_types") or []
-    if any(each != "full_attention" for each in types):
-        raise fields.error(f"layer_types {types!r} is not supported; supported: full_attention")
+    num_layers = fields.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
+    read_layer_types(fields, num_layers, (FULL,))
     if (activation := fields.text("hidden_act", "silu")) != "silu":
         raise fields.error(f"hidden_act {activation!r} is not supported; supported: 'silu'")
     rope = Fields(fields.table("rope_parameters"), f"{fields.where}: rope_parameters")
@@ -96,7 +97,7 @@ def _read_reader(fields: Fields) -> ReaderSpec:
     kv_heads = heads if given["num_key_value_heads"] is None else None
     return ReaderSpec(
         hidden_size=width,
-        num_layers=fields.integer("num_hidden_layers", 32, maximum=MOST_LAYERS),
+        num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads
         or read_num_heads(

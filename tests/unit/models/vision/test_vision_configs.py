@@ -316,6 +316,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("deepseek_ocr2", READER, {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     ("deepseek_ocr2", READER, {"use_sliding_window": True}, "use_sliding_window True is not"),
     ("deepseek_ocr2", READER, {"layer_types": ["sliding_attention"] * 2}, "'sliding_attention'"),
+    ("deepseek_ocr2", READER, {"layer_types": 3}, "'layer_types' must list one type for each of 2"),
     ("deepseek_ocr2", READER, {"num_key_value_heads": 3}, r"\(3\) must divide num_attention_heads"),
     ("deepseek_ocr2", READER, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is"),
     ("deepseek_ocr2", READER, {"head_dim": 16}, "head_dim must be hidden_size / num_attention_he"),
