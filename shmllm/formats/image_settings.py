@@ -79,6 +79,15 @@ _PIXTRAL = {
     "patch_size": {"height": 16, "width": 16},
     "spatial_merge_size": 1,  # the processor's default; the image processor has none
 }
+_MINICPM = {
+    "resample": BICUBIC,
+    "max_slice_nums": 9,
+    "scale_resolution": 448,
+    "patch_size": 14,
+    "slice_mode": True,
+    "downsample_mode": "16x",
+    "use_image_id": True,
+}
 _GLM4V = _QWEN2_VL | {"size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}}
 _GLM4V_VIDEO = _QWEN2_VL | {
     "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000},
@@ -113,12 +122,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Glm46VImageProcessor": _GLM4V,
     "Glm4vImageProcessor": _GLM4V,
-    "DeepseekOcr2ImageProcessor": {
-        "resample": BICUBIC,
-        "size": {"height": 1024, "width": 1024},
-        "tile_size": 768,
-        "background_color": [127, 127, 127],
-    },
+    "DeepseekOcr2ImageProcessor": {"resample": BICUBIC, "size": 1024, "tile_size": 768}
+    | {"background_color": [127, 127, 127]},
     "GotOcr2ImageProcessor": _CUT,
     "Ovis2ImageProcessor": _CUT | {"use_covering_area_grid": True},
     "GraniteDoclingImageProcessor": _CUT_512 | {"max_patches": 32},
@@ -140,15 +145,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_patches": 16,
         "resize_to_max_canvas": False,
     },
-    "MiniCPMV4_6ImageProcessor": {
-        "resample": BICUBIC,
-        "max_slice_nums": 9,
-        "scale_resolution": 448,
-        "patch_size": 14,
-        "slice_mode": True,
-        "downsample_mode": "16x",
-        "use_image_id": True,
-    },
+    "MiniCPMOcrImageProcessor": _MINICPM | {"downsample_mode": "4x"},
+    "MiniCPMV4_6ImageProcessor": _MINICPM,
     "Lfm2VlImageProcessor": {
         "resample": BILINEAR,
         "downsample_factor": 2,
@@ -220,6 +218,7 @@ _COMMON: dict[str, Any] = {
 }
 _OF_THE_PROCESSOR = {
     "Lfm2VlImageProcessor": ("use_image_special_tokens",),
+    "MiniCPMOcrImageProcessor": ("use_image_id",),
     "MiniCPMV4_6ImageProcessor": ("use_image_id",),
     "PixtralImageProcessor": ("patch_size", "spatial_merge_size"),
 }

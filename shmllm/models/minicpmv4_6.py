@@ -14,7 +14,8 @@ from shmllm.models.vision.fields import read_item_token, read_siglip, vision_fie
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.models.vision.squares_specs import MiniCPMVTower
 
-_MERGED = 4
+_MERGED = {"4x": 2, "16x": 4}
+"""The side of the square of patches that becomes one embedding, by ``downsample_mode``."""
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -22,24 +23,33 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(config, vision=read_vision(fields, config.vocab_size))
 
 
-def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
-    """Returns what the model computes of images; None: it has no ``vision_config``."""
-    vision, whole = vision_fields(fields, "minicpmv4_6_vision"), fields.whole
+def read_vision(
+    fields: Fields, vocab_size: int, model_type: str = "minicpmv4_6_vision", mode: str = "16x"
+) -> VisionSpec | None:
+    """Returns what the model computes of images; None: it has no ``vision_config``.
+
+    Args:
+        fields: what `configure` got.
+        vocab_size: the number of tokens.
+        model_type: that of ``vision_config``.
+        mode: the default of ``downsample_mode``.
+    """
+    vision, whole = vision_fields(fields, model_type), fields.whole
     if vision is None:
         return None
     if whole.values.get("image_token_id") is None:
         raise whole.error("image_token_id is missing: no token stands for an image")
+    side = whole.meaning("downsample_mode", _MERGED, mode)
     for found, name, value in (
         (vision, "window_kernel_size", [2, 2]),
         (whole, "merge_kernel_size", [2, 2]),
         (whole, "merger_times", 1),
-        (whole, "downsample_mode", "16x"),
         (whole, "drop_vision_last_layer", False),
     ):
         _check(found, name, value)
     encoder = read_siglip(vision)
     layer = whole.integer("insert_layer_id", 6, minimum=0)
-    if layer >= encoder.num_layers:
+    if side == _MERGED["16x"] and layer >= encoder.num_layers:
         raise whole.error(
             f"insert_layer_id ({layer}) is none of the {encoder.num_layers} layers from 0"
         )
@@ -51,13 +61,13 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
             num_heads=encoder.num_heads,
             inner=encoder.inner,
             patch_size=encoder.patch_size,
-            merge_size=_MERGED,
+            merge_size=side,
             activation=encoder.activation,
             table_side=encoder.side,
-            merged_behind=layer,
+            merged_behind=layer if side == _MERGED["16x"] else None,
             eps=encoder.eps,
         ),
-        merge_size=_MERGED,
+        merge_size=side,
     )
 
 

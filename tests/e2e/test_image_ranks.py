@@ -81,6 +81,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "exaone4_5",
         "kimi_k25",
         "minicpmv4_6",
+        "minicpm_ocr",
         "mistral3",
         "lighton_ocr",
         "glm_ocr",

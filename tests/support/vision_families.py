@@ -292,6 +292,30 @@ def _glm(model: str, text: dict[str, Any]) -> VisionFamily:
     )
 
 
+def _minicpm(model: str, mode: str) -> VisionFamily:
+    return VisionFamily(
+        model=model,
+        text=_qwen3_5("Qwen3_5", {}).text | {"model_type": "qwen3_5_text"},
+        vision=VISION | {"num_hidden_layers": 3, "patch_size": 14, "image_size": 70},
+        outer={"insert_layer_id": 1},
+        marks=(*_CHATML, "<|image_pad|>", *_MINICPM_MARKS),
+        image="<|image_pad|>",
+        ids={"image_token_id": "<|image_pad|>"},
+        chat="<|image_pad|>",
+        processor=("MiniCPMV4_6", "minicpmv4_6"),
+        settings=HALF_MEAN
+        | {
+            "resample": BICUBIC,
+            "patch_size": 14,
+            "scale_resolution": 84,
+            "max_slice_nums": 4,
+            "slice_mode": True,
+            "downsample_mode": mode,
+            "use_image_id": True,
+        },
+    )
+
+
 def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> VisionFamily:
     return VisionFamily(
         model="Gemma4",
@@ -540,27 +564,8 @@ FAMILIES = {
             "merge_size": 2,
         },
     ),
-    "minicpmv4_6": VisionFamily(
-        model="MiniCPMV4_6",
-        text=_qwen3_5("Qwen3_5", {}).text | {"model_type": "qwen3_5_text"},
-        vision=VISION | {"num_hidden_layers": 3, "patch_size": 14, "image_size": 70},
-        outer={"insert_layer_id": 1},
-        marks=(*_CHATML, "<|image_pad|>", *_MINICPM_MARKS),
-        image="<|image_pad|>",
-        ids={"image_token_id": "<|image_pad|>"},
-        chat="<|image_pad|>",
-        processor=("MiniCPMV4_6", "minicpmv4_6"),
-        settings=HALF_MEAN
-        | {
-            "resample": BICUBIC,
-            "patch_size": 14,
-            "scale_resolution": 84,
-            "max_slice_nums": 4,
-            "slice_mode": True,
-            "downsample_mode": "16x",
-            "use_image_id": True,
-        },
-    ),
+    "minicpmv4_6": _minicpm("MiniCPMV4_6", "16x"),
+    "minicpm_ocr": _minicpm("MiniCPMOcr", "4x"),
     "glm_ocr": _glm(
         "GlmOcr",
         {"model_type": "glm_ocr_text", "head_dim": 32}

@@ -40,7 +40,10 @@ transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
-ALIKE = ("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v", "qianfan_ocr")
+ALIKE = (
+    *("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v"),
+    *("qianfan_ocr", "minicpm_ocr"),
+)
 """Families with the tower of another one."""
 ANY_SIZE = tuple(
     name
@@ -176,7 +179,7 @@ def pixel_inputs(
     if name == "granite_docling":
         mask = torch.ones(1, len(tiles), dtype=torch.bool)
         return {"pixel_values": normalised(name, tiles)[None], "pixel_attention_mask": mask}
-    if name == "minicpmv4_6":
+    if name.startswith("minicpm"):
         rows = normalised(name, tiles)[0].unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = rows.permute(0, 2, 1, 3, 4).flatten(2)
         return {"pixel_values": patches[None], "target_sizes": torch.tensor([grid[1:]])}
@@ -336,7 +339,7 @@ def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:
                 counts.append(before.grid[0] if has_tiles and before is not None else 0)
         found["num_local_patches"] = torch.tensor(counts)
         return found | {"pixel_values": torch.cat([one["pixel_values"] for one in wholes])}
-    if name == "minicpmv4_6":
+    if name.startswith("minicpm"):
         return {
             "pixel_values": torch.cat([one["pixel_values"] for one in each], -1),
             "target_sizes": torch.cat([one["target_sizes"] for one in each]),

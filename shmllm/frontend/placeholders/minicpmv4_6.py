@@ -1,4 +1,5 @@
-"""MiniCPM-V 4.6: the number of an image, the image as a whole, and its slices row by row."""
+"""MiniCPM-V 4.6 and MiniCPM-OCR: the number of an image, the image as a whole, and its slices row
+by row."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ _TEXTS = {
 class MiniCPMVPlaceholder(SquaresPlaceholder):
     """Attributes:
     whole, slice, number: the texts of the tokens around the whole image, a slice and the number.
+    MODE: the default of "downsample_mode".
     """
 
     RULES: ClassVar[type[Rules]] = MiniCPMVRules
     AUTHOR: ClassVar[str] = "MiniCPM-V 4.6"
+    MODE: ClassVar[str] = "16x"
 
     whole: tuple[str, str]
     slice: tuple[str, str]
@@ -41,11 +44,12 @@ class MiniCPMVPlaceholder(SquaresPlaceholder):
             texts.get(name, text) for name, text in _TEXTS.items()
         )
         text = texts.get("image_token", "<|image_pad|>")
+        modes = (cls.MODE, *(mode for mode in MERGED if mode != cls.MODE))
         return cls(
             **one_token(text, config.integer("image_token_id", minimum=0)),
             side=None,
             patch_size=config.table("vision_config").integer("patch_size", default=16),
-            merge_size=MERGED,
+            merge_size=MERGED[config.choice("downsample_mode", modes)],
             whole=(begin, end),
             slice=(slice_begin, slice_end),
             number=(number_begin, number_end),
@@ -62,3 +66,11 @@ class MiniCPMVPlaceholder(SquaresPlaceholder):
         begin, end = self.number
         texts = super().expansions(items)
         return [f"{begin}{number}{end}{text}" for number, text in enumerate(texts)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniCPMOcrPlaceholder(MiniCPMVPlaceholder):
+    """With four times as many embeddings, unless config.json says otherwise."""
+
+    AUTHOR: ClassVar[str] = "MiniCPM-OCR"
+    MODE: ClassVar[str] = "4x"

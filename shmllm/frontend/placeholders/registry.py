@@ -52,7 +52,10 @@ from shmllm.frontend.placeholders.llava import (
     LlavaOnevisionPlaceholder,
     LlavaPlaceholder,
 )
-from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
+from shmllm.frontend.placeholders.minicpmv4_6 import (
+    MiniCPMOcrPlaceholder,
+    MiniCPMVPlaceholder,
+)
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.moss import MossPlaceholder
 from shmllm.frontend.placeholders.ovis2 import Ovis2Placeholder
@@ -114,6 +117,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "LlavaOnevisionForConditionalGeneration": (LlavaOnevisionPlaceholder,),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
+    "MiniCPMOcrForConditionalGeneration": (MiniCPMOcrPlaceholder,),
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),

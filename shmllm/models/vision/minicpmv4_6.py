@@ -1,5 +1,6 @@
-"""The tower of MiniCPM-V 4.6: SigLIP for images of any size. In the middle of it squares of four
-patches attend within themselves and become one, and squares of four of those behind it."""
+"""The tower of MiniCPM-V 4.6 and MiniCPM-OCR: SigLIP for images of any size. In the middle of it
+squares of four patches attend within themselves and become one, unless that is left out, and
+squares of four of those behind it."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ class MiniCPMV(Tower):
             EncoderLayer(spec, f"{_ENCODER}encoder.layers.{layer}", self)
             for layer in range(spec.num_layers)
         ]
-        self._windows = _Windows(spec, self)
+        self._windows = None
+        if spec.merged_behind is None:
+            self.unused = (f"{_ENCODER}vit_merger.",)
+        else:
+            self._windows = _Windows(spec, self)
         self._norm = self.make_layer_norm(f"{_ENCODER}post_layernorm", width, spec.eps)
         merged = width * _SIDE**2
         self._merged_norm = self.make_layer_norm(f"{_MERGER}pre_norm", merged, _MERGER_EPS)
@@ -43,7 +48,7 @@ class MiniCPMV(Tower):
         x = self._patches(patches.flatten(1).to(self.dtype)) + self._rows_of_positions(grid)
         for index, layer in enumerate(self._layers):
             x = layer(x)
-            if index == self._spec.merged_behind:
+            if self._windows is not None and index == self._spec.merged_behind:
                 x = self._windows(x)
         merged = self._merged_norm(self._norm(x).view(-1, self._up.weight.shape[1]))
         return self._down(F.gelu(self._up(merged)))

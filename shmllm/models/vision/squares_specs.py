@@ -265,17 +265,17 @@ class Lfm2VlTower(SquaresTower):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniCPMVTower(SquaresTower):
-    """Squares of four patches become one in the middle of the encoder, and squares of four of those
-    behind it.
+    """Squares of four patches become one in the middle of the encoder, unless that is left out, and
+    squares of four of those behind it.
 
     Attributes:
         table_side: the number of rows, and of columns, of the table of positions.
-        merged_behind: the layer behind which patches become fewer.
+        merged_behind: the layer behind which patches become fewer; None: none.
         eps: of the norms of the encoder.
     """
 
     table_side: int
-    merged_behind: int
+    merged_behind: int | None
     eps: float
 
     @property

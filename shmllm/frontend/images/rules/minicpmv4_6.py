@@ -1,11 +1,12 @@
-"""MiniCPM-V 4.6's images: a large one is cut into slices of its own ratio, and is there as a whole,
-too. A slice has the shape of the others, the whole image one of its own."""
+"""The images of MiniCPM-V 4.6 and MiniCPM-OCR: a large one is cut into slices of its own ratio, and
+is there as a whole, too. A slice has the shape of the others, the whole image one of its own."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -15,37 +16,37 @@ from shmllm.frontend.images.rules.family import Grid, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.squares import SquaresRules
 
-MERGED = 4
-"""The side of the square of patches that becomes one embedding."""
+MERGED = {"4x": 2, "16x": 4}
+"""The side of the square of patches that becomes one embedding, by "downsample_mode"."""
+_ENLARGES = {None: True, "always": True, "never": False}
 _MOST_SLICES = 1024
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MiniCPMVRules(SquaresRules):
-    """The rules of transformers' `MiniCPMV4_6ImageProcessor`.
+    """The rules of transformers' `MiniCPMV4_6ImageProcessor` and `MiniCPMOcrImageProcessor`.
 
     Attributes:
         scale: the side of a square of as many pixels as a slice has, about.
         most: the largest number of slices; 1: no image is cut.
+        enlarges: whether images with fewer pixels are enlarged.
     """
 
     OVERRIDES: ClassVar[frozenset[str]] = frozenset(
-        {"max_slice_nums", "resample", "scale_resolution", "slice_mode"}
+        {"max_slice_nums", "resample", "scale_resolution", "slice_mode", "small_image_upsize"}
     )
 
     scale: int
     most: int
+    enlarges: bool
 
     @classmethod
     def of(cls, options: Options) -> Self:
         for name in ("do_resize", "use_image_id"):
             if not options.flag(name):
                 raise RequestError(f"{name!r} false is not supported", parameter=name)
-        if (mode := options.values.get("downsample_mode")) != "16x":
-            raise RequestError(
-                f"'downsample_mode' {mode!r} is not supported; supported: 16x",
-                parameter="downsample_mode",
-            )
         if (most := options.count("max_slice_nums")) > _MOST_SLICES:
             raise RequestError(
                 f"'max_slice_nums' must be at most {_MOST_SLICES}, not {most}",
@@ -55,9 +56,10 @@ class MiniCPMVRules(SquaresRules):
             resize=True,
             resample=options.filter(),
             patch_size=options.count("patch_size"),
-            merge_size=MERGED,
+            merge_size=_choice(options, "downsample_mode", MERGED),
             scale=options.count("scale_resolution"),
             most=most if options.flag("slice_mode") else 1,
+            enlarges=_choice(options, "small_image_upsize", _ENLARGES),
         )
 
     def tiles(self, picture: Picture) -> Tiles:
@@ -83,7 +85,7 @@ class MiniCPMVRules(SquaresRules):
         return Tiles(empty, (1 + len(parts), rows, columns), (whole, *parts))
 
     def size_of(self, width: int, height: int) -> tuple[int, int]:
-        return self._sides(width, height, enlarges=True)
+        return self._sides(width, height, enlarges=self.enlarges)
 
     def largest(self) -> Grid | None:
         """There is no bound: narrow images have sides of one embedding at least."""
@@ -125,3 +127,13 @@ def _divisible(length: float, divisor: int) -> int:
     """The nearest multiple of a divisor, itself at least. Of a half, Python rounds to the even
     number."""
     return max(round(length / divisor) * divisor, divisor)
+
+
+def _choice(options: Options, name: str, meanings: Mapping[Any, T]) -> T:
+    value = options.values.get(name)
+    if not isinstance(value, str | None) or value not in meanings:
+        known = ", ".join(each for each in meanings if each is not None)
+        raise RequestError(
+            f"{name!r} {value!r} is not supported; supported: {known}", parameter=name
+        )
+    return meanings[value]

@@ -47,6 +47,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "KimiVLImageProcessor": KimiVLRules,
     "Kimi_K25ImageProcessor": KimiRules,
     "Llama4ImageProcessor": Llama4Rules,
+    "MiniCPMOcrImageProcessor": MiniCPMVRules,
     "MiniCPMV4_6ImageProcessor": MiniCPMVRules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,

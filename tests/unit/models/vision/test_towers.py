@@ -48,6 +48,7 @@ GRIDS: dict[str, list[Grid]] = {
     "glm4v_moe": [(1, 4, 6)],
     "glm46v": [(1, 4, 6)],
     "kimi_k25": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
+    "minicpm_ocr": [(1, 8, 12), (1, 2, 6)],
     "minicpmv4_6": [(1, 8, 12), (1, 4, 4), (1, 4, 40), (1, 24, 8)],
     "glm_ocr": [(1, 4, 6), (1, 2, 2), (1, 14, 10)],
     "paddleocr_vl": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
@@ -211,6 +212,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "EXAONE 4.5 with as many key heads": ("exaone4_5", {"num_key_value_heads": 4}, {}),
+    "MiniCPM-V 4.6 with four times as many embeddings": (
+        "minicpmv4_6",
+        {},
+        {"downsample_mode": "4x", "insert_layer_id": 9},
+    ),
+    "MiniCPM-OCR with a quarter of its embeddings": ("minicpm_ocr", {}, {"downsample_mode": "16x"}),
     "MiniCPM-V 4.6 with other layers and activations": (
         "minicpmv4_6",
         {"hidden_act": "gelu", "layer_norm_eps": 1e-3, "image_size": 200},
