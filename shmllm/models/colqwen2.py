@@ -17,14 +17,18 @@ from shmllm.models.vision.specs import VisionSpec
 
 def configure(fields: Fields) -> ModelConfig:
     model = qwen2_vl.configure(fields)
+    return with_projection(replace(model, vision=read_vision(fields, model)), fields)
+
+
+def with_projection(model: ModelConfig, fields: Fields) -> ModelConfig:
+    """Returns the model with a projection of each token to ``embedding_dim`` numbers."""
     dense = DenseSpec(
         name="embedding_proj_layer",
         inputs=model.hidden_size,
         outputs=fields.whole.integer("embedding_dim", 128),
         bias=True,
     )
-    head = HeadSpec(kind="projection", steps=(dense,))
-    return replace(model, vision=read_vision(fields, model), head=head)
+    return replace(model, head=HeadSpec(kind="projection", steps=(dense,)))
 
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:

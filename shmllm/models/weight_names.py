@@ -24,6 +24,7 @@ RENAMED_PREFIXES = {
     "language_model.output.": "lm_head.",
     "language_model.": "model.",
     "model.text_model.": "model.",
+    "text_model.": "model.",
     "backbone.": "model.",
     "gpt_neox.": "model.",
     "embed_out.": "lm_head.",

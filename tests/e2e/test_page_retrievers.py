@@ -15,49 +15,89 @@ from support.image_llms import prepared_of
 from support.model_helpers import load
 from support.one_thread import one_thread
 from support.variants import slow
-from support.vision_families import FAMILIES
+from support.vision_families import FAMILIES, SIGLIP, VISION
 from support.vision_models import draw_weights, pixel_inputs, tokenizer_with, write_settings
 from torch import Tensor
-from transformers import ColQwen2Config, ColQwen2ForRetrieval, Qwen2VLConfig
+from transformers import (
+    ColModernVBertConfig,
+    ColModernVBertForRetrieval,
+    ColQwen2Config,
+    ColQwen2ForRetrieval,
+    ModernVBertConfig,
+    Qwen2VLConfig,
+)
 
 from shmllm import LLM, EngineStartError
 from shmllm.models.config import ModelConfig
 
 OPTIONS: dict[str, Any] = {"max_model_len": 512, "num_threads": 1, "multiprocess": False}
-PAGE = (
-    "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|>"
-    "<|endoftext|>"
-)
-"""The prompt of a page, as transformers' `ColQwen2Processor` writes it."""
-QUESTION = "Query: When was it signed?" + "<|endoftext|>" * 10 + "\n"
-"""The prompt of a question, likewise."""
+PAGES = {
+    "colqwen2": "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image."
+    "<|im_end|><|endoftext|>",
+    "colmodernvbert": "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\n"
+    "Assistant:",
+}
+"""The prompt of a page, as transformers' processors write it."""
+END = {"colqwen2": "<|endoftext|>", "colmodernvbert": "<end_of_utterance>"}
+FAMILY = {"colqwen2": "qwen2_vl", "colmodernvbert": "idefics3"}
+"""The recipe of the part that reads prompts; that of ColModernVBERT has another language model."""
+MODERNBERT: dict[str, Any] = {
+    "model_type": "modernbert",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "local_attention": 8,
+    **{f"{name}_token_id": 440 for name in ("pad", "bos", "eos", "cls", "sep")},
+}
 
 
 class Retriever(NamedTuple):
     """A model of transformers', and its directory."""
 
+    name: str
     model: Any
     directory: Path
 
+    @property
+    def question(self) -> str:
+        """The prompt of a question, as transformers' processors write it."""
+        return f"Query: When was it signed?{END[self.name] * 10}\n"
 
-@pytest.fixture(scope="module")
-def retriever(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
-    return make_retriever(tmp_path_factory.mktemp("colqwen2"))
+    def with_page(self, page: Image.Image) -> Any:
+        return {"prompt": PAGES[self.name], "multi_modal_data": {"image": page}}
 
 
-def make_retriever(directory: Path) -> Retriever:
-    family = FAMILIES["qwen2_vl"]
-    family = family._replace(marks=(*family.marks, "<|endoftext|>"))
-    tokenizer = tokenizer_with(family.marks)
-    ids = {name: tokenizer.token_to_id(mark) for name, mark in family.ids.items()}
+@pytest.fixture(scope="module", params=FAMILY)
+def retriever(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Retriever:
+    return make_retriever(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def make_retriever(name: str, directory: Path) -> Retriever:
+    family = FAMILIES[FAMILY[name]]
+    tokenizer = tokenizer_with((*family.marks, END[name]))
+    ids = {field: tokenizer.token_to_id(mark) for field, mark in family.ids.items()}
     torch.manual_seed(7)
-    whole = Qwen2VLConfig(text_config=family.text, vision_config=family.vision, **ids)
-    model = ColQwen2ForRetrieval(ColQwen2Config(vlm_config=whole, embedding_dim=24)).eval()
+    if name == "colqwen2":
+        whole: Any = Qwen2VLConfig(text_config=family.text, vision_config=family.vision, **ids)
+        config: Any = ColQwen2Config(vlm_config=whole, embedding_dim=24)
+        model: Any = ColQwen2ForRetrieval(config).eval()
+    else:
+        vision = VISION | SIGLIP
+        whole = ModernVBertConfig(
+            text_config=MODERNBERT, vision_config=vision, pixel_shuffle_factor=2, **ids
+        )
+        config = ColModernVBertConfig(vlm_config=whole, embedding_dim=24)
+        model = ColModernVBertForRetrieval(config).eval()
     draw_weights(model, 1.0)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
-    write_settings("qwen2_vl", directory)
-    return Retriever(model, directory)
+    write_settings(FAMILY[name], directory)
+    return Retriever(name, model, directory)
 
 
 def pages(*sizes: tuple[int, int]) -> list[Image.Image]:
@@ -65,20 +105,18 @@ def pages(*sizes: tuple[int, int]) -> list[Image.Image]:
     return [Image.fromarray(draw.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in sizes]
 
 
-def with_page(page: Image.Image) -> Any:
-    return {"prompt": PAGE, "multi_modal_data": {"image": page}}
-
-
 @one_thread()
 @torch.inference_mode()
-def wanted(model: Any, llm: LLM, token_ids: Any, page: Image.Image | None) -> Tensor:
-    """transformers' vectors, [tokens, width]. Version 5.24 lets positions count on through images
-    unless it gets others; the model was trained with triples, as in the authors' code."""
-    ids = torch.tensor([list(token_ids)])
+def wanted(retriever: Retriever, llm: LLM, token_ids: Any, page: Image.Image | None) -> Tensor:
+    """transformers' vectors, [tokens, width]. For ColQwen2, version 5.24 lets positions count on
+    through images unless it gets others; the model was trained with triples, as in the authors'
+    code."""
+    ids, model = torch.tensor([list(token_ids)]), retriever.model
     inputs: dict[str, Tensor] = {}
     if page is not None:
         (item,) = prepared_of(llm, [page])
-        inputs = pixel_inputs("qwen2_vl", item.data, item.grid)
+        inputs = pixel_inputs(FAMILY[retriever.name], item.data, item.grid)
+    if page is not None and retriever.name == "colqwen2":
         is_image = (ids == model.config.vlm_config.image_token_id).long()
         inputs["position_ids"], _ = model.vlm.get_rope_index(
             ids, image_grid_thw=inputs["image_grid_thw"], mm_token_type_ids=is_image
@@ -93,7 +131,7 @@ def wanted(model: Any, llm: LLM, token_ids: Any, page: Image.Image | None) -> Te
     [
         {},
         *map(slow, ({"max_num_batched_tokens": 40, "enable_prefix_caching": False},)),
-        *map(slow, ({"block_size": 16, "num_gpu_blocks_override": 9, "max_model_len": 96},)),
+        *map(slow, ({"block_size": 16, "num_gpu_blocks_override": 18, "max_model_len": 128},)),
     ],
 )
 def test_vectors_are_those_of_transformers(options: dict[str, Any], retriever: Retriever) -> None:
@@ -103,10 +141,12 @@ def test_vectors_are_those_of_transformers(options: dict[str, Any], retriever: R
         assert (pooling.task, pooling.normalize, pooling.embedding_size) == (
             *("token_embed", True, 24),
         )
-        prompts = [QUESTION if page is None else with_page(page) for page in images]
+        prompts = [
+            retriever.question if page is None else retriever.with_page(page) for page in images
+        ]
         outputs = llm.encode([*prompts, *prompts], use_tqdm=False)
         for output, again, page in zip(outputs[:3], outputs[3:], images, strict=True):
-            expected = wanted(retriever.model, llm, output.prompt_token_ids, page)
+            expected = wanted(retriever, llm, output.prompt_token_ids, page)
             found = output.outputs.data
             assert found.shape == expected.shape
             assert float((found - expected).abs().max()) < 1e-5
@@ -116,9 +156,10 @@ def test_vectors_are_those_of_transformers(options: dict[str, Any], retriever: R
 def test_scores_are_sums_of_the_largest_products(retriever: Retriever) -> None:
     images = pages((90, 130), (60, 140))
     with LLM(str(retriever.directory), **OPTIONS) as llm:
-        prompts = [with_page(page) for page in images]
-        scores = [each.outputs.score for each in llm.score(QUESTION, prompts, use_tqdm=False)]
-        question, *documents = (each.outputs.data for each in llm.encode([QUESTION, *prompts]))
+        prompts = [retriever.with_page(page) for page in images]
+        asked = retriever.question
+        scores = [each.outputs.score for each in llm.score(asked, prompts, use_tqdm=False)]
+        question, *documents = (each.outputs.data for each in llm.encode([asked, *prompts]))
         expected = [float((question @ page.T).amax(1).sum()) for page in documents]
         assert scores == pytest.approx(expected, rel=1e-5)
         assert scores[0] != pytest.approx(scores[1], rel=1e-3)
@@ -126,47 +167,66 @@ def test_scores_are_sums_of_the_largest_products(retriever: Retriever) -> None:
         assert len(whole.outputs.embedding) == 24
 
 
+@pytest.fixture(scope="module")
+def colqwen2(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
+    return make_retriever("colqwen2", tmp_path_factory.mktemp("colqwen2"))
+
+
 @pytest.mark.parametrize(
     ("name", "before"),
     [("vlm.", "vlm.model."), slow("vlm.language_model.", "vlm.model.")],
 )
 def test_older_files_have_other_names(
-    name: str, before: str, retriever: Retriever, tmp_path: Path
+    name: str, before: str, colqwen2: Retriever, tmp_path: Path
 ) -> None:
-    tensors = load_file(retriever.directory / "model.safetensors")
+    tensors = load_file(colqwen2.directory / "model.safetensors")
     whole = {each.replace(name, before, 1): tensor for each, tensor in tensors.items()}
     whole["vlm.lm_head.weight"] = torch.ones(512, 64)
-    for path in retriever.directory.iterdir():
+    for path in colqwen2.directory.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     save_file(whole, tmp_path / "model.safetensors")
-    new, old = (load(each).named_weights() for each in (retriever.directory, tmp_path))
+    new, old = (load(each).named_weights() for each in (colqwen2.directory, tmp_path))
     assert new.keys() == old.keys()
     assert all(torch.equal(new[each][0].clone(), old[each][0].clone()) for each in new)
 
 
 @pytest.mark.parametrize(
-    ("part", "fields", "message"),
+    ("name", "part", "fields", "message"),
     [
-        ("", {"embedding_dim": 0}, "'embedding_dim' must be an integer of at least 1"),
-        ("", {"vlm_config": 3}, "'vlm_config' must be an object, not 3"),
-        ("vlm_config", {"text_config": {"model_type": "qwen3"}}, "supported: qwen2_vl_text"),
-        ("vlm_config", {"vision_config": {"model_type": "clip"}}, "supported: qwen2_vl_vision"),
+        ("colqwen2", "", {"embedding_dim": 0}, "'embedding_dim' must be an integer of at least 1"),
+        ("colqwen2", "", {"vlm_config": 3}, "'vlm_config' must be an object, not 3"),
+        ("colqwen2", "text_config", {"model_type": "qwen3"}, "supported: qwen2_vl_text"),
+        ("colqwen2", "vision_config", {"model_type": "clip"}, "supported: qwen2_vl_vision"),
+        ("colmodernvbert", "text_config", {"model_type": "bert"}, "supported: modernbert"),
+        ("colmodernvbert", "vision_config", {"model_type": "clip"}, "supported: siglip_vision_m"),
+        ("colmodernvbert", "vlm_config", {"pixel_shuffle_factor": 3}, r"\(3\) must divide the 4"),
+        ("colmodernvbert", "vlm_config", {"image_token_id": 512}, "is no token of a vocabulary"),
     ],
 )
 def test_what_is_not_computed_is_refused(
-    part: str, fields: dict[str, Any], message: str, retriever: Retriever, tmp_path: Path
+    name: str, part: str, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    values = json.loads((retriever.directory / "config.json").read_text())
-    (values[part] if part else values).update(fields)
+    values: dict[str, Any]
+    values = {"architectures": [{"colqwen2": "ColQwen2", "colmodernvbert": "ColModernVBert"}[name]]}
+    values["architectures"] = [f"{values['architectures'][0]}ForRetrieval"]
+    text = FAMILIES["qwen2_vl"].text if name == "colqwen2" else MODERNBERT
+    vision = FAMILIES["qwen2_vl"].vision if name == "colqwen2" else VISION
+    values["vlm_config"] = inner = {"text_config": dict(text), "vision_config": dict(vision)}
+    inner["image_token_id"] = 442
+    inner["pixel_shuffle_factor"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    ModelConfig.from_directory(tmp_path)
+    place = values if not part else inner if part == "vlm_config" else inner[part]
+    place.update(fields)
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(EngineStartError, match=message):
         ModelConfig.from_directory(tmp_path)
 
 
 def test_the_width_that_files_leave_out_is_that_of_transformers(
-    retriever: Retriever, tmp_path: Path
+    colqwen2: Retriever, tmp_path: Path
 ) -> None:
-    values = json.loads((retriever.directory / "config.json").read_text())
+    values = json.loads((colqwen2.directory / "config.json").read_text())
     del values["embedding_dim"]
     (tmp_path / "config.json").write_text(json.dumps(values))
     config = ModelConfig.from_directory(tmp_path)

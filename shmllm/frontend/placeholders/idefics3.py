@@ -52,6 +52,17 @@ class Idefics3Placeholder(TilesPlaceholder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ColModernVBertPlaceholder(Idefics3Placeholder):
+    """The texts do not depend on the tokenizer."""
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        factor = config.integer("pixel_shuffle_factor", default=4)
+        sizes = {"image_size": 224, "patch_size": 16}
+        return cls(**_shared(config, {}, sizes, 50_407, factor), around=_AROUND, whole=_WHOLE)
+
+
+@dataclass(frozen=True, kw_only=True)
 class GraniteDoclingPlaceholder(Idefics3Placeholder):
     """An image of one tile has no other one for the whole of it, and its own has a row and a
     column."""

@@ -39,6 +39,7 @@ from shmllm.frontend.placeholders.glm4v import (
 from shmllm.frontend.placeholders.got_ocr2 import GotOcr2Placeholder
 from shmllm.frontend.placeholders.granite_speech import GraniteSpeechPlaceholder
 from shmllm.frontend.placeholders.idefics3 import (
+    ColModernVBertPlaceholder,
     GraniteDoclingPlaceholder,
     Idefics3Placeholder,
 )
@@ -91,6 +92,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "AudioFlamingo3ForConditionalGeneration": (AudioFlamingoPlaceholder,),
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
+    "ColModernVBertForRetrieval": (ColModernVBertPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
     "DeepseekOcr2ForConditionalGeneration": (DeepseekOcr2Placeholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),

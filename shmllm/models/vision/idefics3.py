@@ -24,7 +24,7 @@ class Idefics3(Tower):
         self._factor = spec.factor
         self._encoder = Encoder(spec.encoder, "vision_model.", self)
         self._projection = self.make_dense(
-            "connector.modality_projection.proj",
+            spec.projection,
             hidden_size,
             spec.encoder.hidden_size * spec.factor**2,
             bias=False,

@@ -111,10 +111,12 @@ class Idefics3Tower:
     Attributes:
         encoder: the encoder.
         factor: the side of a square.
+        projection: the name of the projection's weight in checkpoints.
     """
 
     encoder: EncoderSpec
     factor: int
+    projection: str = "connector.modality_projection.proj"
 
     @property
     def num_elements(self) -> int:

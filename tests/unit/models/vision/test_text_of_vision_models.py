@@ -47,7 +47,7 @@ PUBLISHED = {f"{name}ForConditionalGeneration" for name in ("KimiK25", "KimiVL")
 """Architectures that transformers does not have, of models that it has; see `test_kimi_files`."""
 UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
-RETRIEVERS = {"ColQwen2ForRetrieval"}
+RETRIEVERS = {"ColModernVBertForRetrieval", "ColQwen2ForRetrieval"}
 """Architectures that generate nothing; see `e2e/test_page_retrievers`."""
 OTHER_SPELLINGS = {"LightOnOCRForConditionalGeneration"}
 """What published files call architectures whose names in transformers are others."""
