@@ -8,7 +8,6 @@ from typing import Any
 from shmllm.models import llava
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.vision.encoder_spec import VisualWordsSpec
 from shmllm.models.vision.fields import (
     MOST_LAYERS,
     read_item_token,
@@ -16,7 +15,8 @@ from shmllm.models.vision.fields import (
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import Ovis2Tower, VisionSpec
+from shmllm.models.vision.ovis2_specs import Ovis2Tower, VisualWordsSpec
+from shmllm.models.vision.specs import VisionSpec
 
 _TIED = "tie_word_embeddings"
 _MARKS = 5

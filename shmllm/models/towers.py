@@ -46,6 +46,7 @@ from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
 from shmllm.models.vision.ovis2 import Ovis2
+from shmllm.models.vision.ovis2_specs import Ovis2Tower
 from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
 from shmllm.models.vision.paligemma import PaliGemma
 from shmllm.models.vision.pixtral import Pixtral
@@ -63,7 +64,6 @@ from shmllm.models.vision.specs import (
     LlavaNextTower,
     LlavaOnevisionTower,
     LlavaTower,
-    Ovis2Tower,
     PaliGemmaTower,
     VisionSpec,
 )

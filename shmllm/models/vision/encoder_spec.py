@@ -92,32 +92,3 @@ class SamSpec(EncoderSpec):
         and values of all."""
         of_scores = 6 * self.hidden_size + 2 * self.side**2
         return max(of_scores, 4 * self.inner)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisualWordsSpec(EncoderSpec):
-    """An encoder behind which squares of patches have a probability for each of many words.
-
-    Attributes:
-        num_words: the number of words.
-        factor: the side of a square, which divides that of a tile.
-    """
-
-    num_words: int
-    factor: int
-
-    @property
-    def num_squares(self) -> int:
-        """The number of squares of a tile."""
-        return (self.side // self.factor) ** 2
-
-    @property
-    def num_elements(self) -> int:
-        encoder = super(VisualWordsSpec, self).num_elements
-        return encoder + 2 * self.num_words * self.hidden_size * self.factor**2
-
-    @property
-    def most_activations(self) -> int:
-        """See `EncoderSpec.most_activations`, or three numbers of each word for each square."""
-        encoder = super(VisualWordsSpec, self).most_activations
-        return max(encoder, 3 * self.num_words * self.num_squares // self.side**2)

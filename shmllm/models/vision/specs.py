@@ -11,7 +11,8 @@ from math import prod
 
 from shmllm.formats.joined_tiles import JoinedTiles, Size, join_tiles
 from shmllm.models.rope_config import UNTIMED, VideoTimes
-from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation, VisualWordsSpec
+from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
+from shmllm.models.vision.ovis2_specs import Ovis2Tower
 from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, GotOcr2Tower
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
@@ -234,37 +235,6 @@ class PaliGemmaTower:
     """An encoder and a projection."""
 
     encoder: EncoderSpec
-
-    @property
-    def num_elements(self) -> int:
-        return self.encoder.num_elements
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ovis2Tower:
-    """An encoder with RMSNorms and gates, and for each square of its results the mean of the
-    embeddings of a table's words by their probabilities. Further words of it mark where an image
-    begins and ends, and what is between tiles.
-
-    The grid is (tiles, rows, columns); the whole image is the first tile, or the only one: (1, 1,
-    1).
-
-    Attributes:
-        encoder: the encoder.
-        qkv_bias: whether the projections of attention have biases.
-        mlp_bias: whether those of the MLPs have.
-    """
-
-    encoder: VisualWordsSpec
-    qkv_bias: bool
-    mlp_bias: bool
-
-    def num_embeddings(self, grid: Grid) -> int:
-        """Returns how many embeddings an image has, with those of marks; 0: there is none."""
-        tiles, rows, columns = grid
-        if tiles != rows * columns + (rows * columns > 1):
-            return 0
-        return tiles * self.encoder.num_squares + 2 + rows * columns
 
     @property
     def num_elements(self) -> int:
