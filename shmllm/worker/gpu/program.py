@@ -214,11 +214,13 @@ class GpuProgram:
         counts = [1, MAX_ROWS]
         if has_packed:
             counts += [MAX_ROWS + 1, *ROWS_OF_PRODUCTS[1:]]
-        if self._ops.products.has_many(LEAST_ROWS) and len(self._buffers.logits) >= LEAST_ROWS:
+        if self._ops.products.has_many(LEAST_ROWS):
             counts.append(LEAST_ROWS)
+        most = len(self._buffers.logits)  # for more rows at a time no memory was left
         for count in counts if self._model.config.lm_head else ():
-            self.begin()
-            self.compute_logits(self._buffers.normed[:count])  # of prompts
+            if count <= most:
+                self.begin()
+                self.compute_logits(self._buffers.normed[:count])  # of prompts
 
     def capture(self, on_progress: Progress | None = None) -> CaptureReport:
         captures = self._dispatcher.captures()
