@@ -84,6 +84,12 @@ _GEMMA4 = {
     "max_soft_tokens": 280,
     "pooling_kernel_size": 3,
 }
+_MUSE = {
+    "resample": LANCZOS,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -188,6 +194,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536},
         "temporal_patch_size": 1,
     },
+    "MuseGlimmerImageProcessor": _MUSE | {"max_image_tokens": 4096},
+    "MuseGlimmerVideoProcessor": _MUSE
+    | {
+        "max_video_frame_tokens": 144,
+        "do_sample_frames": True,
+        "num_frames": 96,
+        "fps": 2.0,
+        "frame_timestamp_format": "Time: {timestamp:.1f}s",
+    },
     "PixtralImageProcessor": _PIXTRAL,
     "Gemma3ImageProcessor": {
         "resample": BILINEAR,
@@ -229,7 +244,7 @@ _IN_BFLOAT16 = ("Llama4ImageProcessor",)
 """The processors that compute with bfloat16 numbers."""
 _SCALED_BY_STD = (
     *("Cohere2VisionImageProcessor", "Lfm2VlImageProcessor"),
-    "Kimi_K25ImageProcessor",
+    *("Kimi_K25ImageProcessor", "MuseGlimmerImageProcessor", "MuseGlimmerVideoProcessor"),
 )
 """The processors without a class on pillow: the scaling is part of mean and deviation."""
 _OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")

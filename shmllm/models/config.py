@@ -84,6 +84,7 @@ class ModelConfig:
         embedding_size: the width of embeddings that are projected; None: that of hidden states.
         embedding_norm: whether the embeddings have a norm.
         final_norm: whether the result of the last layer has a norm.
+        last_norm: that norm, if it differs from `norm`.
         lm_head: whether the model has an LM head, and so can generate.
         lm_head_bias: whether the LM head has a bias.
         head: what is computed of pooled hidden states; None: nothing.
@@ -139,6 +140,7 @@ class ModelConfig:
     embedding_size: int | None = None
     embedding_norm: bool = False
     final_norm: bool = True
+    last_norm: NormSpec | None = None
     lm_head: bool = True
     lm_head_bias: bool = False
     head: HeadSpec | None = None

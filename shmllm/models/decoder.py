@@ -83,7 +83,8 @@ class DecoderModel(Model):
         for place, mixture in enumerate(each for each in mixtures if each is not None):
             mixture.place = place
         of_last = storage.kept_if(stage.is_last)
-        self.norm = Norm(config.hidden_size, config.norm, of_last) if config.final_norm else None
+        last = config.last_norm or config.norm
+        self.norm = Norm(config.hidden_size, last, of_last) if config.final_norm else None
         self.head: Head | None = None
         if config.head is not None:  # the first stage gets the hidden states and pools them
             of_first = storage.kept_if(stage.is_first)

@@ -215,8 +215,8 @@ class Norm:
     """A norm of rows.
 
     Attributes:
-        weight: [width], or [count, width], if so many heads have weights of their own; ones, which
-            no checkpoint has, if the norm has no weight.
+        weight: [width], or [count, width], if so many heads have weights of their own; what
+            changes nothing, which no checkpoint has, if the norm has no weight.
         bias: [width] or None.
         spec: what it computes.
     """
@@ -226,7 +226,9 @@ class Norm:
     ) -> None:
         self.spec = spec
         sizes = (width,) if count is None else (count, width)
-        self.weight = storage.tensor(*sizes) if spec.weight else storage.ones(width)
+        self.weight = (
+            storage.tensor(*sizes) if spec.weight else storage.ones(width).sub_(spec.offset)
+        )
         self.bias = storage.tensor(width) if spec.bias else None
 
     @property

@@ -304,7 +304,8 @@ class LayerNorms:
         after_mlp: as `after_mixer`.
         of_sums: whether the norms behind mixer and MLP read the stream with the output added, and
             take the stream's place (Vaswani et al., 2017, section 3.1). There are no others then.
-        eps_of_sums: what these two add to the mean square; None: what other norms add.
+        eps_behind: what the norms behind mixer and MLP add to the mean square; None: what other
+            norms add.
     """
 
     before_mixer: str | None = None
@@ -312,7 +313,7 @@ class LayerNorms:
     before_mlp: str | None = None
     after_mlp: str | None = None
     of_sums: bool = False
-    eps_of_sums: tuple[float, float] | None = None
+    eps_behind: tuple[float, float] | None = None
 
 
 PRE_NORMS = LayerNorms(before_mixer="input_layernorm", before_mlp="post_attention_layernorm")

@@ -43,6 +43,7 @@ from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
+from shmllm.models.vision.muse_glimmer import MuseGlimmer
 from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
 from shmllm.models.vision.paligemma import PaliGemma
 from shmllm.models.vision.pixtral import Pixtral
@@ -69,6 +70,7 @@ from shmllm.models.vision.squares_specs import (
     KimiTower,
     Lfm2VlTower,
     MiniCPMVTower,
+    MuseGlimmerTower,
     PaddleOcrVlTower,
     PixtralTower,
     Qwen2_5Tower,
@@ -97,6 +99,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,
     MiniCPMVTower: MiniCPMV,
+    MuseGlimmerTower: MuseGlimmer,
     Gemma4Tower: Gemma4,
     VoxtralTower: Voxtral,
     WhisperTower: Whisper,

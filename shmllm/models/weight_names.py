@@ -70,6 +70,7 @@ TOWER_PREFIXES = (
             "merger": ("",),
             "vision_encoder": ("",),
             "vision_projection": ("",),
+            "vision_adapter": ("",),
             "projector": ("",),
             "mlp_AR": ("",),
             "visual": ("",),

@@ -110,6 +110,7 @@ MADE: dict[str, dict[str, Any]] = {
     "paddleocr_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "got_ocr2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "mistral3": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "muse_glimmer": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
     "lighton_ocr": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
@@ -134,6 +135,7 @@ GRIDS: dict[str, list[Grid]] = {
     "glm_ocr": [(1, 4, 6), (1, 4, 2)],
     "paddleocr_vl": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
+    "muse_glimmer": [(1, 4, 6), (1, 4, 2)],
     "lighton_ocr": [(1, 4, 6), (1, 5, 3)],
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],
@@ -213,7 +215,8 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
     silence_marks(model)
     wanted = reference_tokens(model, two.prompt, two.items, COUNT)
     is_gemma = name.startswith("gemma")
-    return Subject(directory, asked, dict(model.state_dict()), wanted, 1 + is_gemma, not is_gemma)
+    num_groups = 2 if is_gemma or name.startswith("muse") else 1
+    return Subject(directory, asked, dict(model.state_dict()), wanted, num_groups, not is_gemma)
 
 
 def make_image(name: str, grid: Grid, seed: int) -> tuple[Grid, Any]:

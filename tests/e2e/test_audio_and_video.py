@@ -47,7 +47,7 @@ NAMES = [
         slow,
         ("exaone4_5", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v"),
     ),
-    slow("glm_ocr"),
+    *map(slow, ("glm_ocr", "muse_glimmer")),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
     *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", *HEARING)),
 ]

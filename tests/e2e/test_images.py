@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "large blocks": {"block_size": 64},
 }
 FEW_BLOCKS = {"exaone4_5": 30, "gemma3": 24, "gemma4": 37, "gemma4-large": 37, "llama4": 27}
-FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12, "paligemma": 12}
+FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12, "muse_glimmer": 34, "paligemma": 12}
 """The size of a pool that has room for about two prompts."""
 
 

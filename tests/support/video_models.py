@@ -1,5 +1,4 @@
-"""transformers' greedy tokens for prompts with images and videos of Qwen, GLM, EXAONE and
-Gemma 4."""
+"""transformers' greedy tokens for prompts with images and videos."""
 
 from __future__ import annotations
 
@@ -32,6 +31,12 @@ def patches_of_frames(model: Any, frames: npt.NDArray[np.uint8]) -> tuple[Tensor
         frames: [frames, height, width, 3].
     """
     vision = model.config.vision_config
+    if model.vision_family == "muse_glimmer":  # whose order is that of rows
+        size, joined = vision.patch_size, vision.patch_temporal
+        pixels = normalised(model.vision_family, frames).unflatten(0, (-1, joined))
+        in_patches = pixels.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
+        ordered = in_patches.permute(0, 3, 5, 1, 2, 4, 6)
+        return ordered.flatten(0, 2).flatten(1), [*ordered.shape[:3]]
     size, merge, joined = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
     values = normalised(model.vision_family, frames).numpy()
     count, channels, height, width = values.shape
@@ -86,7 +91,7 @@ def reference_tokens(
             for token in (config.video_start_token_id, config.video_end_token_id)
         )
         is_image, is_video = is_image & (begun <= ended), is_image & (begun > ended)
-    if "omni" not in model.vision_family and not model.vision_family.startswith("exaone"):
+    if not any(each in model.vision_family for each in ("omni", "exaone", "muse")):
         inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
     with placed(model, is_image, is_video):
         output = model.generate(

@@ -137,6 +137,10 @@ _KIMI_MARKS = (
     "<|kimi_k25_video_placeholder|>",
 )
 _MINICPM_MARKS = (*("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),)
+_MUSE_MARKS = (
+    *("<|image_start|>", "<|image_end|>"),
+    *("<|vid_start|>", "<|vid_end|>", "<|vid_frame_separator|>"),
+)
 _COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 16, "logit_scale": 0.25}
 _COHERE_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
 _COHERE_TILES = ("TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)))
@@ -513,6 +517,34 @@ FAMILIES = {
             "size": {"max_height": 512, "max_width": 512},
             "max_patches": 32,
             "patch_size": 14,
+            "merge_size": 2,
+        },
+    ),
+    "muse_glimmer": VisionFamily(
+        model="MuseGlimmer",
+        text=TEXT | {"head_dim": 16, "num_hidden_layers": 4, "sliding_window": 16},
+        vision={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "patch_size": 14,
+            "pos_emb_height": 6,
+            "pos_emb_width": 6,
+            "layer_types": ["window_attention", "full_attention", "window_attention"],
+        },
+        outer={"out_hidden_size": 128, "projector_hidden_size": 48},
+        marks=(*_CHATML, "<|patch|>", "<|video|>", *_MUSE_MARKS),
+        image="<|patch|>",
+        ids={"image_token_id": "<|patch|>", "video_token_id": "<|video|>"},
+        chat="<|patch|>",
+        processor=("MuseGlimmer", "muse_glimmer"),
+        settings=HALF_MEAN
+        | {
+            "resample": LANCZOS,
+            "max_image_tokens": 8,
+            "patch_size": 14,
+            "temporal_patch_size": 2,
             "merge_size": 2,
         },
     ),

@@ -46,7 +46,7 @@ ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
     if name.startswith(("exaone", "gemma4", "glm", "kimi", "lfm2", "lighton", "minicpm"))
-    or name.startswith(("mistral", "paddle", "qwen"))
+    or name.startswith(("mistral", "muse", "paddle", "qwen"))
 )
 """Families whose tower takes images of any size."""
 JOINED = ("llava_next", "llava_onevision")
@@ -160,6 +160,10 @@ def pixel_inputs(
         pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
         return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
+    if name == "muse_glimmer":
+        pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
+        patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).flatten(1).repeat(1, 2)
+        return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
     if name == "minicpmv4_6":
         rows = normalised(name, tiles)[0].unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = rows.permute(0, 2, 1, 3, 4).flatten(2)
@@ -202,7 +206,12 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).bfloat16()
         return pixels.mul(PREPARED["rescale_factor"]).sub(0.5).div(0.5).float()
     mean, std = (np.array(settings[key], np.float32) for key in ("image_mean", "image_std"))
-    if name in ("lfm2_vl", "cohere2_vision", "kimi_k25"):  # whose mean and deviation have the scale
+    if name in (
+        "lfm2_vl",
+        "cohere2_vision",
+        "kimi_k25",
+        "muse_glimmer",
+    ):  # whose mean and deviation have the scale
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).float()
         factors = (torch.from_numpy(each)[:, None, None] * 255 for each in (mean, std))
         return pixels.sub(next(factors)).div(next(factors))
@@ -336,9 +345,9 @@ def draw_weights(model: torch.nn.Module, norms: float) -> None:
 
 
 def silence_marks(model: Any) -> None:
-    """Lets Gemma 4 and Kimi generate no mark of an item, which transformers would read as padding,
-    or as the first token."""
-    if model.vision_family.startswith(("gemma4", "kimi")):
+    """Lets Gemma 4, Kimi and Muse Glimmer generate no mark of an item, which transformers would
+    read as padding, or as the first token."""
+    if model.vision_family.startswith(("gemma4", "kimi", "muse")):
         marks = [getattr(model.config, f"{kind}_token_id", None) for kind in MODALITIES]
         with torch.no_grad():
             model.lm_head.weight[[mark for mark in marks if mark is not None]] = 0
@@ -375,7 +384,7 @@ def _tokenizer_config(family: VisionFamily) -> dict[str, Any]:
     end, begin = family.marks[:2]
     video = family.chat.replace("image", "video")
     if "<|video|>" in family.marks:
-        video = family.chat.replace("<|image|>", "<|video|>")
+        video = family.chat.replace(family.image, "<|video|>")
     template = (
         f"{{% for message in messages %}}{begin}{{{{ message['role'] }}}}\n"
         "{% if message['content'] is string %}{{ message['content'] }}"

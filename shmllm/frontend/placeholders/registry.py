@@ -51,6 +51,10 @@ from shmllm.frontend.placeholders.llava import (
 from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.moss import MossPlaceholder
+from shmllm.frontend.placeholders.muse_glimmer import (
+    MuseGlimmerPlaceholder,
+    MuseGlimmerVideoPlaceholder,
+)
 from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import (
     AudioFlamingoPlaceholder,
@@ -109,6 +113,10 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),
+    "MuseGlimmerForConditionalGeneration": (
+        MuseGlimmerPlaceholder,
+        MuseGlimmerVideoPlaceholder,
+    ),
     "PaddleOCRVLForConditionalGeneration": (PaddleOcrVlPlaceholder,),
     "PaliGemmaForConditionalGeneration": (PaliGemmaPlaceholder,),
     "Qwen2AudioForConditionalGeneration": (Qwen2AudioPlaceholder,),

@@ -19,6 +19,7 @@ from shmllm.models.vision.squares_specs import (
     KimiTower,
     Lfm2VlTower,
     MiniCPMVTower,
+    MuseGlimmerTower,
     PaddleOcrVlTower,
     PixtralTower,
     Qwen2_5Tower,
@@ -279,6 +280,7 @@ TowerSpec = (
     | KimiTower
     | Lfm2VlTower
     | MiniCPMVTower
+    | MuseGlimmerTower
     | Gemma4Tower
 )
 

@@ -179,6 +179,35 @@ class KimiTower(RotatedTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MuseGlimmerTower(RotatedTower):
+    """
+    Attributes:
+        table_side: the number of rows, and of columns, of the table of positions, and the side of
+            the windows that patches attend within, in patches.
+        full_layers: the layers that attend to the whole image.
+        eps: of the norms before and behind the layers.
+        adapted: the width of the outputs of the first two projections of squares.
+        adapter_activation: the activation behind each of these.
+        last_eps: of the norm of embeddings.
+    """
+
+    table_side: int
+    full_layers: tuple[int, ...]
+    eps: float
+    adapted: int
+    adapter_activation: VisionActivation
+    last_eps: float
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
+        of_patches = 3 * self.num_frames * self.patch_size**2 + self.table_side**2
+        of_squares = self.merge_size**2 * self.adapted
+        return self.hidden_size * (of_layers + of_patches + of_squares) + self.adapted**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GlmOcrTower(RotatedTower):
     """
     Attributes:

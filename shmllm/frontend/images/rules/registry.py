@@ -21,6 +21,7 @@ from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
 from shmllm.frontend.images.rules.minicpmv4_6 import MiniCPMVRules
+from shmllm.frontend.images.rules.muse_glimmer import MuseGlimmerRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.paddleocr_vl import PaddleOcrVlRules
 from shmllm.frontend.images.rules.pixtral import PixtralRules
@@ -43,6 +44,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Kimi_K25ImageProcessor": KimiRules,
     "Llama4ImageProcessor": Llama4Rules,
     "MiniCPMV4_6ImageProcessor": MiniCPMVRules,
+    "MuseGlimmerImageProcessor": MuseGlimmerRules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,
     "Qwen2VLImageProcessor": Qwen2VLRules,

@@ -33,6 +33,8 @@ OLD_NAMES = (
 )
 """The families whose older files have encoders below "vision_tower.vision_model."."""
 TOWERS = tuple(TOWER_PREFIXES.values())
+CHANGED_ROWS = {"muse_glimmer": ("model.embed_tokens.weight",)}
+"""The weights that are other numbers than those of the file."""
 
 
 def tower_of(weights: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +63,8 @@ def test_every_weight_of_the_file_that_is_needed_is_loaded(name: str, tmp_path: 
     needed = {each: tensor for each, tensor in known.items() if each is not None}
     assert model.written(needed) == set(model.named_weights())
     views = model.destinations()
+    for changed in CHANGED_ROWS.get(name, ()):
+        del needed[changed]
     assert_equal({each: views[each][0].clone() for each in needed}, needed)
     assert len(tower_of(values_of(model))) > 20
 

@@ -47,6 +47,7 @@ GRIDS: dict[str, list[Grid]] = {
     "glm4v_moe": [(1, 4, 6)],
     "glm46v": [(1, 4, 6)],
     "kimi_k25": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
+    "muse_glimmer": [(1, 4, 6), (1, 14, 10), (1, 2, 2), (1, 2, 20)],
     "minicpmv4_6": [(1, 8, 12), (1, 4, 4), (1, 4, 40), (1, 24, 8)],
     "glm_ocr": [(1, 4, 6), (1, 2, 2), (1, 14, 10)],
     "paddleocr_vl": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
@@ -224,6 +225,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"hidden_act": "gelu", "merge_kernel_size": [3, 3]}
         | {"rope_parameters": {"rope_type": "axial", "rope_theta": 90.0}},
         {"projection_layer_norm_eps": 1e-3},
+    ),
+    "Muse Glimmer with other wavelengths, activations, squares and layers": (
+        "muse_glimmer",
+        {"hidden_act": "silu", "merge_size": 1, "patch_temporal": 2, "layer_norm_eps": 1e-3}
+        | {"layer_types": None, "pos_emb_height": 5, "pos_emb_width": 5}
+        | {"rope_parameters": {"rope_type": "axial", "rope_theta": 90.0}},
+        {"out_hidden_size": 32, "projector_hidden_act": "silu"},
     ),
     "LightOnOCR with larger squares, wavelengths and another activation": (
         "lighton_ocr",

@@ -364,6 +364,20 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("paddleocr_vl", TEXT, {"rope_parameters": {"mrope_section": [3, 3, 3]}}, "must add up to"),
     ("paddleocr_vl", TEXT, {"layer_types": ["sliding_attention"] * 3}, "'sliding_attention' is"),
     ("paddleocr_vl", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("muse_glimmer", VISION, {"model_type": "kimi_k25_vision"}, "supported: muse_glimmer_vision"),
+    ("muse_glimmer", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
+    ("muse_glimmer", VISION, {"pos_emb_width": 5}, r"pos_emb_width \(5\) differs from pos_emb_h"),
+    ("muse_glimmer", VISION, {"pos_emb_height": 7, "pos_emb_width": 7}, "must be a multiple of"),
+    ("muse_glimmer", VISION, {"layer_types": ["x"] * 3}, "layer type 'x' is not supported"),
+    ("muse_glimmer", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("muse_glimmer", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
+    ("muse_glimmer", OUTER, {"out_hidden_size": 64}, r"out_hidden_size \(64\) is not that of 4"),
+    ("muse_glimmer", OUTER, {"projector_hidden_act": "x"}, "projector_hidden_act 'x' is not"),
+    ("muse_glimmer", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("muse_glimmer", TEXT, {"attention_bias": True}, "attention_bias True is not supported"),
+    ("muse_glimmer", TEXT, {"layer_rope_theta": [1e4, 0, 5.0, 0]}, "layer_rope_theta 5.0 is not"),
+    ("muse_glimmer", TEXT, {"layer_rope_theta": [0]}, "must have a number for each of 4 layers"),
+    ("muse_glimmer", TEXT, {"hidden_activation": "x"}, "hidden_activation 'x' is not supported"),
     ("mistral3", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
     ("mistral3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
     ("mistral3", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
@@ -629,6 +643,12 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert (tower.clips, tower.standardizes) == (theirs.use_clipped_linears, theirs.standardize)
     assert tower.longest_side == theirs.position_embedding_size
     assert (found.image_token, found.both_ways) == (gemma.image_token_id, False)
+
+    name = {"architectures": ["MuseGlimmerForConditionalGeneration"]}
+    parts = {"text_config": {"a": 1}, "vision_config": {"a": 1}}
+    muse = transformers.MuseGlimmerConfig().to_dict() | name
+    muse["text_config"]["eos_token_id"] = None
+    assert read(tmp_path, muse) == read(tmp_path, name | parts)
 
     smol = transformers.SmolVLMConfig(text_config={"model_type": "llama"})
     whole = smol.to_dict() | {"architectures": ["SmolVLMForConditionalGeneration"]}
