@@ -90,6 +90,8 @@ _MUSE = {
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
+_EVEN = {"temporal_patch_size": 1, "do_sample_frames": False, "fps": 2}
+"""What frames that lie evenly have; their number and the rate of the class are None."""
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -105,6 +107,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "resample": BICUBIC,
         "size": {"height": 384, "width": 384},
         "image_grid_pinpoints": [list(size) for size in ONEVISION_SIZES],
+    },
+    "LlavaNextVideoVideoProcessor": _CLIP | _EVEN | {"num_frames": 8},
+    "LlavaOnevisionVideoProcessor": _EVEN
+    | {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "size": {"height": 384, "width": 384},
+        "num_frames": 32,
     },
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Glm46VImageProcessor": _GLM4V,

@@ -41,7 +41,7 @@ from shmllm.models.vision.internvl import InternVL
 from shmllm.models.vision.kimi import Kimi
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
-from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
+from shmllm.models.vision.llava import Llava, LlavaNext, LlavaNextVideo, LlavaOnevision
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
 from shmllm.models.vision.muse_glimmer import MuseGlimmer
 from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
@@ -58,6 +58,7 @@ from shmllm.models.vision.specs import (
     InternVLTower,
     Llama4Tower,
     LlavaNextTower,
+    LlavaNextVideoTower,
     LlavaOnevisionTower,
     LlavaTower,
     PaliGemmaTower,
@@ -81,6 +82,7 @@ from shmllm.models.vision.squares_specs import (
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
     LlavaNextTower: LlavaNext,
+    LlavaNextVideoTower: LlavaNextVideo,
     LlavaOnevisionTower: LlavaOnevision,
     Idefics3Tower: Idefics3,
     InternVLTower: InternVL,

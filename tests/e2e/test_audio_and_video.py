@@ -47,7 +47,7 @@ NAMES = [
         slow,
         ("exaone4_5", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v"),
     ),
-    *map(slow, ("glm_ocr", "muse_glimmer")),
+    *map(slow, ("glm_ocr", "muse_glimmer", "llava_onevision", "llava_next_video")),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
     *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", *HEARING)),
 ]
@@ -189,6 +189,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
         *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
         *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
         *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", *HEARING)),
+        slow("llava_onevision"),
     ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:

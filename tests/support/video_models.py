@@ -12,6 +12,7 @@ import torch
 from support.one_thread import one_thread
 from support.vision_models import joined_inputs, normalised
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from shmllm.params.items import Item
 
@@ -67,7 +68,7 @@ def reference_tokens(
         sounds: what the model takes for sounds.
     """
     ids = torch.tensor([list(token_ids)])
-    inputs: dict[str, Tensor] = {**sounds}
+    inputs: dict[str, Any] = {**sounds}
     images = [item for item in items if item.modality == "image"]
     videos = [item for item in items if item.modality == "video"]
     if images:
@@ -77,6 +78,8 @@ def reference_tokens(
         inputs["pixel_values_videos"] = frames["pixel_values"]
         inputs["video_position_ids"] = frames["image_position_ids"]
         inputs["num_frames_per_video"] = torch.tensor([item.grid[0] for item in videos])
+    elif videos and model.vision_family.startswith("llava"):
+        inputs["mm_encoder_outputs"] = encoded(model, inputs, videos)
     elif videos:
         found = [patches_of_frames(model, item.data) for item in videos]
         inputs["pixel_values_videos"] = torch.cat([patches for patches, _ in found])
@@ -91,7 +94,7 @@ def reference_tokens(
             for token in (config.video_start_token_id, config.video_end_token_id)
         )
         is_image, is_video = is_image & (begun <= ended), is_image & (begun > ended)
-    if not any(each in model.vision_family for each in ("omni", "exaone", "muse")):
+    if not any(each in model.vision_family for each in ("omni", "exaone", "muse", "llava")):
         inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
     with placed(model, is_image, is_video):
         output = model.generate(
@@ -104,6 +107,21 @@ def reference_tokens(
         )
     tokens: list[int] = output[0, len(token_ids) :].tolist()
     return tokens
+
+
+def encoded(model: Any, inputs: dict[str, Any], videos: Sequence[Item]) -> dict[str, Any]:
+    """The embeddings of LLaVA's images, whose inputs this removes, and of its videos: transformers
+    takes several videos of a prompt if they have as many frames."""
+    found = {}
+    if inputs:
+        found["image"] = model.get_image_features(**inputs)
+        inputs.clear()
+    each = [
+        model.get_video_features(normalised(model.vision_family, item.data)[None])
+        for item in videos
+    ]
+    joined = torch.cat([one.pooler_output for one in each], 1)
+    return found | {"video": BaseModelOutputWithPooling(pooler_output=joined)}
 
 
 @contextmanager

@@ -337,6 +337,13 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> VisionFamily:
     )
 
 
+_LLAVA_VIDEO: dict[str, Any] = {
+    "marks": (*_CHATML, "<image>", "<video>"),
+    "ids": {"image_token_index": "<image>", "video_token_index": "<video>"},
+}
+"""What the recipes of those that take videos have in place of the marks of others."""
+
+
 FAMILIES = {
     "llava": _llava(
         CLIP,
@@ -363,6 +370,22 @@ FAMILIES = {
         model="LlavaNext",
         outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
     ),
+    "llava_next_video": _llava(
+        CLIP,
+        "default",
+        ("LlavaNext", "llava_next"),
+        **CLIP_MEAN,
+        do_center_crop=True,
+        do_pad=True,
+        resample=BICUBIC,
+        size={"shortest_edge": IMAGE_SIZE},
+        crop_size=_SQUARE,
+        image_grid_pinpoints=SIZES,
+    )._replace(
+        model="LlavaNextVideo",
+        outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
+        **_LLAVA_VIDEO,
+    ),
     "llava_onevision": _llava(
         SIGLIP,
         "full",
@@ -376,6 +399,7 @@ FAMILIES = {
         model="LlavaOnevision",
         text=TEXT | {"model_type": "qwen2"},
         outer={"image_grid_pinpoints": SIZES, "vision_aspect_ratio": "anyres_max_3"},
+        **_LLAVA_VIDEO,
     ),
     "llava-siglip": _llava(
         SIGLIP,

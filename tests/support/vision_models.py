@@ -40,7 +40,7 @@ transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
-ALIKE = ("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v")
+ALIKE = ("llava_next_video", "qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v")
 """Families with the tower of another one."""
 ANY_SIZE = tuple(
     name
@@ -49,7 +49,7 @@ ANY_SIZE = tuple(
     or name.startswith(("mistral", "muse", "paddle", "qwen"))
 )
 """Families whose tower takes images of any size."""
-JOINED = ("llava_next", "llava_onevision")
+JOINED = ("llava_next", "llava_next_video", "llava_onevision")
 """Families whose tiles make up a picture."""
 EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)
 """The same as parameters of a test, those with the tower of another family outside of the default

@@ -45,7 +45,10 @@ from shmllm.frontend.placeholders.lighton_ocr import LightOnOcrPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import (
     LlavaNextPlaceholder,
+    LlavaNextVideoImagePlaceholder,
+    LlavaNextVideoPlaceholder,
     LlavaOnevisionPlaceholder,
+    LlavaOnevisionVideoPlaceholder,
     LlavaPlaceholder,
 )
 from shmllm.frontend.placeholders.minicpmv4_6 import MiniCPMVPlaceholder
@@ -107,7 +110,14 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Kimi_K25ForConditionalGeneration": (KimiK25Placeholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),
-    "LlavaOnevisionForConditionalGeneration": (LlavaOnevisionPlaceholder,),
+    "LlavaNextVideoForConditionalGeneration": (
+        LlavaNextVideoImagePlaceholder,
+        LlavaNextVideoPlaceholder,
+    ),
+    "LlavaOnevisionForConditionalGeneration": (
+        LlavaOnevisionPlaceholder,
+        LlavaOnevisionVideoPlaceholder,
+    ),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),

@@ -94,6 +94,20 @@ class LlavaNextTower(LlavaTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaNextVideoTower(LlavaNextTower):
+    """
+    Attributes:
+        stride: the side of the squares of patches of a frame of a video that become one, without
+            those that the edge cuts.
+        takes_largest: whether a square becomes the largest of each of its numbers; otherwise it
+            becomes the mean.
+    """
+
+    stride: int
+    takes_largest: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlavaOnevisionTower(LlavaNextTower):
     """An image may have one tile, too, behind whose embeddings is the one that ends rows."""
 
@@ -262,6 +276,7 @@ class GotOcr2Tower:
 TowerSpec = (
     LlavaTower
     | LlavaNextTower
+    | LlavaNextVideoTower
     | LlavaOnevisionTower
     | Idefics3Tower
     | InternVLTower
@@ -296,12 +311,16 @@ class VideoSpec:
         in_one_piece: whether its embeddings follow one another in a prompt; otherwise each frame is
             an image of its own, behind a text that says its time.
         times: where its frames are on the axis of time.
+        frame_embeddings: how many embeddings a frame has by itself; 0: as many as an image.
+        num_behind: how many follow the last frame.
     """
 
     token: int
     processors: tuple[str, ...]
     in_one_piece: bool
     times: VideoTimes = UNTIMED
+    frame_embeddings: int = 0
+    num_behind: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +362,18 @@ class VisionSpec:
         if isinstance(self.tower, LlavaNextTower):
             return self.tower.num_embeddings(grid)
         return grid[0] * self.tile_embeddings
+
+    def num_video_embeddings(self, grid: Grid) -> int:
+        """Returns how many embeddings a video has; 0: there is no such video."""
+        assert self.video is not None, "it takes videos"
+        if not self.video.frame_embeddings:
+            return self.num_embeddings(grid)
+        return grid[0] * self.video.frame_embeddings + self.video.num_behind if grid[0] else 0
+
+    @property
+    def num_joined(self) -> int:
+        """The number of frames that become one."""
+        return self.tower.num_frames if isinstance(self.tower, SquaresTower) else 1
 
     @property
     def patch_size(self) -> int:

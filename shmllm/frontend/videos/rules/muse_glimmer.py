@@ -11,14 +11,14 @@ from shmllm.errors import RequestError
 from shmllm.frontend.images.rules.muse_glimmer import MuseGlimmerFrameRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.squares import SquaresRules
-from shmllm.frontend.videos.rules.family import VideoRules
+from shmllm.frontend.videos.rules.family import SquaresVideoRules
 
 _FORMAT = re.compile(r"[^{}]*\{timestamp:\.[0-9]f\}[^{}]*")
 """What a time is written in."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuseGlimmerVideoRules(VideoRules):
+class MuseGlimmerVideoRules(SquaresVideoRules):
     """Those of transformers' `MuseGlimmerVideoProcessor`.
 
     Attributes:

@@ -500,7 +500,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.patch_size == FAMILIES[name].vision["patch_size"]
     assert vision.tile_size == (0 if any_size else 64)
     counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28}
-    counts |= {"llava_next": 16 + 8 * 5, "llava_onevision": 16 + 8 * 5}
+    counts |= dict.fromkeys(JOINED, 16 + 8 * 5)
     counts |= {"aya_vision": 28, "cohere2_vision": 28}
     grid = (3, 128, 64) if name in JOINED else (7, 2, 3)
     if any_size:
