@@ -84,6 +84,13 @@ _GEMMA4 = {
     "max_soft_tokens": 280,
     "pooling_kernel_size": 3,
 }
+_GEMMA4_VIDEO = _GEMMA4 | {
+    "max_soft_tokens": 70,
+    "temporal_patch_size": 1,
+    "do_sample_frames": True,
+    "num_frames": 32,
+    "fps": 24,  # those of frames without a rate
+}
 _MUSE = {
     "resample": LANCZOS,
     "patch_size": 14,
@@ -225,14 +232,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "pan_and_scan_min_ratio_to_activate": 1.2,
     },
     "Gemma4ImageProcessor": _GEMMA4 | {"do_normalize": False},
-    "Gemma4VideoProcessor": _GEMMA4
-    | {
-        "max_soft_tokens": 70,
-        "temporal_patch_size": 1,
-        "do_sample_frames": True,
-        "num_frames": 32,
-        "fps": 24,  # those of frames without a rate
-    },
+    "Gemma4UnifiedImageProcessor": _GEMMA4 | {"do_normalize": False},
+    "Gemma4UnifiedVideoProcessor": _GEMMA4_VIDEO,
+    "Gemma4VideoProcessor": _GEMMA4_VIDEO,
 }
 """What transformers' classes have where a file is silent. `_COMMON` holds for all of them."""
 _COMMON: dict[str, Any] = {

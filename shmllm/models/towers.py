@@ -14,6 +14,7 @@ from shmllm.models.audio.granite_speech import GraniteSpeech
 from shmllm.models.audio.moss import Moss
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
 from shmllm.models.audio.qwen3_omni import Qwen3OmniAudio
+from shmllm.models.audio.samples import Samples
 from shmllm.models.audio.specs import (
     AudioFlamingoTower,
     AudioSpec,
@@ -23,6 +24,7 @@ from shmllm.models.audio.specs import (
     MossTower,
     Qwen2_5OmniAudioTower,
     Qwen3OmniAudioTower,
+    SamplesTower,
     VoxtralTower,
     WhisperTower,
 )
@@ -46,6 +48,7 @@ from shmllm.models.vision.minicpmv4_6 import MiniCPMV
 from shmllm.models.vision.muse_glimmer import MuseGlimmer
 from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
 from shmllm.models.vision.paligemma import PaliGemma
+from shmllm.models.vision.pixels import Pixels
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
@@ -73,6 +76,7 @@ from shmllm.models.vision.squares_specs import (
     MiniCPMVTower,
     MuseGlimmerTower,
     PaddleOcrVlTower,
+    PixelsTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
@@ -95,6 +99,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Qwen2_5Tower: Qwen2_5,
     Qwen3Tower: Qwen3,
     PaddleOcrVlTower: PaddleOcrVl,
+    PixelsTower: Pixels,
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
     GlmOcrTower: GlmOcr,
@@ -114,6 +119,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Gemma4AudioTower: Gemma4Audio,
     Qwen2_5OmniAudioTower: Qwen2_5OmniAudio,
     Qwen3OmniAudioTower: Qwen3OmniAudio,
+    SamplesTower: Samples,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""
 

@@ -78,6 +78,7 @@ TOWER_PREFIXES = (
             "connector": ("",),
             "mlp1": ("",),
             "audio_tower": ("",),
+            "vision_embedder": ("",),
             "embed_vision": ("",),
             "embed_audio": ("",),
         }.items()

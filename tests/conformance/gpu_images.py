@@ -120,6 +120,7 @@ MADE: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
     },
+    "gemma4_unified": {"num_attention_heads": 2, "num_key_value_heads": 2, **LAYERS},
     "gemma4-large": {"num_attention_heads": 2, "num_key_value_heads": 2, **LAYERS},
 }
 """Models by the names of their families: what differs from the recipes."""
@@ -139,6 +140,7 @@ GRIDS: dict[str, list[Grid]] = {
     "lighton_ocr": [(1, 4, 6), (1, 5, 3)],
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],
+    "gemma4_unified": [(1, 4, 6), (1, 4, 2)],
     "gemma4-large": [(1, 4, 6), (1, 4, 2)],
 }
 """The shapes of two images; of other families, one tile each."""

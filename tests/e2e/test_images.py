@@ -37,7 +37,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no cache": {"enable_prefix_caching": False, "max_num_seqs": 2},
     "large blocks": {"block_size": 64},
 }
-FEW_BLOCKS = {"exaone4_5": 30, "gemma3": 24, "gemma4": 37, "gemma4-large": 37, "llama4": 27}
+FEW_BLOCKS = {
+    "exaone4_5": 30,
+    "gemma3": 24,
+    "gemma4": 37,
+    "gemma4-large": 37,
+    "gemma4_unified": 37,
+    "llama4": 27,
+}
 FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12, "muse_glimmer": 34, "paligemma": 12}
 """The size of a pool that has room for about two prompts."""
 

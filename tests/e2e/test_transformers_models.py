@@ -42,7 +42,7 @@ RUNS = {
     "apertus1p5_text", "aria_text", "axk1", "beam", "bert",
     "bert-generation", "bitnet", "cohere_compass_text", "ctrl",
     "electra", "emu3", "ernie",
-    "flint", "fuyu", "gemma4_unified_text",
+    "flint", "fuyu",
     "jetmoe", "kolibri1", "longcat_flash",
     "minimax_m3_vl_text", "mllama", "modernbert-decoder",
     "moshi", "persimmon", "phi4_multimodal",

@@ -73,7 +73,7 @@ def reference_tokens(
     videos = [item for item in items if item.modality == "video"]
     if images:
         inputs |= joined_inputs(model.vision_family, images)
-    if videos and model.vision_family == "gemma4":
+    if videos and model.vision_family.startswith("gemma4"):
         frames = joined_inputs(model.vision_family, videos)
         inputs["pixel_values_videos"] = frames["pixel_values"]
         inputs["video_position_ids"] = frames["image_position_ids"]

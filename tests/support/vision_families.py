@@ -830,6 +830,22 @@ FAMILIES = {
         settings=HALF_MEAN | {"resample": BICUBIC, "size": _SQUARE, "image_seq_length": 16},
     ),
     "gemma4": _gemma4({"use_bidirectional_attention": "vision"}, {"standardize": True}),
+    "gemma4_unified": _gemma4(
+        {"use_bidirectional_attention": "vision", "attention_k_eq_v": True}
+        | {"num_kv_shared_layers": 0, "num_global_key_value_heads": 1}
+        | {"hidden_size_per_layer_input": 0},
+        {},
+    )._replace(
+        model="Gemma4Unified",
+        vision={
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "mm_embed_dim": 48,
+            "output_proj_dims": 48,
+            "mm_posemb_size": 80,
+        },
+        processor=("Gemma4Unified", "gemma4_unified"),
+    ),
     "gemma4-large": _gemma4(
         {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0}
         | {"num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},

@@ -30,6 +30,7 @@ from support.vision_families import (
 )
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
 
 from shmllm.params.items import MODALITIES, Grid
 
@@ -37,6 +38,16 @@ FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
 # Llama 4's class reads the attribute, which no class has, in transformers 5.24.
 transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
+
+
+# Gemma 4 12B's class masks images as Gemma 3 unless the cache is static; vLLM always has this mask.
+def _masks_of_gemma4(**arguments: Any) -> Any:
+    make = gemma4_unified.create_masks_for_vision_model
+    return make(**arguments) if "block_sequence_ids" in arguments else _MASKS(**arguments)
+
+
+_MASKS = gemma4_unified.create_masks_for_generate
+gemma4_unified.create_masks_for_generate = _masks_of_gemma4
 LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
@@ -160,6 +171,8 @@ def pixel_inputs(
         pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
         return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
+    if name == "gemma4_unified":
+        return squares_of_frames(name, tiles)
     if name == "muse_glimmer":
         pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
         patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).flatten(1).repeat(1, 2)
@@ -189,6 +202,25 @@ def pixel_inputs(
         found["pixel_values"] = pixels.transpose(0, 1)
     used = ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids")
     return {key: value for key, value in found.items() if key in used}
+
+
+def squares_of_frames(
+    name: str, frames: npt.NDArray[np.uint8], count: int = 70
+) -> dict[str, Tensor]:
+    """What Gemma 4 12B takes for images of one size: the pixels of squares in the order of rows,
+    filled up to so many, and their columns and rows."""
+    side = FAMILIES[name].vision["patch_size"] * FAMILIES[name].vision["pooling_kernel_size"]
+    squares = normalised(name, frames).unflatten(-1, (-1, side)).unflatten(-3, (-1, side))
+    pixels = squares.permute(0, 2, 4, 3, 5, 1).flatten(3)
+    axes = (torch.arange(size) for size in pixels.shape[1:3])
+    places = torch.stack(torch.meshgrid(*axes, indexing="ij")[::-1], -1).flatten(0, 1)
+    fill = (0, 0, 0, count - len(places))
+    return {
+        "pixel_values": torch.nn.functional.pad(pixels.flatten(1, 2), fill),
+        "image_position_ids": torch.nn.functional.pad(places, fill, value=-1)[None].expand(
+            len(frames), -1, -1
+        ),
+    }
 
 
 def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:

@@ -23,6 +23,9 @@ from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.gemma4 import (
     Gemma4AudioPlaceholder,
     Gemma4Placeholder,
+    Gemma4UnifiedAudioPlaceholder,
+    Gemma4UnifiedPlaceholder,
+    Gemma4UnifiedVideoPlaceholder,
     Gemma4VideoPlaceholder,
 )
 from shmllm.frontend.placeholders.glm4v import (
@@ -154,6 +157,11 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
         Gemma4Placeholder,
         Gemma4VideoPlaceholder,
         Gemma4AudioPlaceholder,
+    ),
+    "Gemma4UnifiedForConditionalGeneration": (
+        Gemma4UnifiedPlaceholder,
+        Gemma4UnifiedVideoPlaceholder,
+        Gemma4UnifiedAudioPlaceholder,
     ),
 }
 """One for each modality that the architecture takes."""

@@ -21,6 +21,7 @@ from shmllm.models.vision.squares_specs import (
     MiniCPMVTower,
     MuseGlimmerTower,
     PaddleOcrVlTower,
+    PixelsTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
@@ -289,6 +290,7 @@ TowerSpec = (
     | Qwen2_5Tower
     | Qwen3Tower
     | PaddleOcrVlTower
+    | PixelsTower
     | PixtralTower
     | Glm4vTower
     | GlmOcrTower

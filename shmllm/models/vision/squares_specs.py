@@ -317,6 +317,38 @@ class MiniCPMVTower(SquaresTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PixelsTower(SquaresTower):
+    """A projection of the pixels of a square, the embedding of its column and that of its row, and
+    a projection, with norms around each. It has no layers.
+
+    Attributes:
+        eps: of the last norm.
+    """
+
+    eps: float
+
+    @property
+    def side(self) -> int:
+        """The height and the width of a square, in pixels."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that have an embedding, and of columns."""
+        return self.longest_side // self.merge_size
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        return self.hidden_size * (3 * self.side**2 + 2 * self.num_rows)
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`: four tensors of pixels, six of the stream."""
+        return 4 * 3 * self.patch_size**2 + 6 * self.hidden_size // self.merge_size**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Tower(RotatedTower):
     """Norms on both sides of attention and MLP, means of squares, a norm and a projection. It has a
     table of positions for columns and one for rows, of `longest_side` each.

@@ -51,6 +51,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Qwen2_5_VLImageProcessor": Qwen2VLRules,
     "Gemma3ImageProcessor": Gemma3Rules,
     "Gemma4ImageProcessor": Gemma4Rules,
+    "Gemma4UnifiedImageProcessor": Gemma4Rules,
     "PaddleOCRVLImageProcessor": PaddleOcrVlRules,
     "PixtralImageProcessor": PixtralRules,
 }

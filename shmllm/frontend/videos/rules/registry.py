@@ -12,6 +12,7 @@ from shmllm.frontend.videos.rules.qwen_vl import Qwen2VLVideoRules, Qwen3VLVideo
 from shmllm.frontend.videos.rules.tiles import CutVideoRules, TilesVideoRules
 
 FAMILIES: dict[str, type[VideoRules]] = {
+    "Gemma4UnifiedVideoProcessor": Gemma4VideoRules,
     "Gemma4VideoProcessor": Gemma4VideoRules,
     "Glm46VVideoProcessor": Glm46VVideoRules,
     "Glm4vVideoProcessor": Glm4vVideoRules,

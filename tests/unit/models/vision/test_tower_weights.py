@@ -66,7 +66,7 @@ def test_every_weight_of_the_file_that_is_needed_is_loaded(name: str, tmp_path: 
     for changed in CHANGED_ROWS.get(name, ()):
         del needed[changed]
     assert_equal({each: views[each][0].clone() for each in needed}, needed)
-    assert len(tower_of(values_of(model))) > 20
+    assert len(tower_of(values_of(model))) > (9 if name == "gemma4_unified" else 20)
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)

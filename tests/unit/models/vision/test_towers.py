@@ -65,6 +65,7 @@ GRIDS: dict[str, list[Grid]] = {
     "aya_vision": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
     "gemma4": [(1, 4, 6), (1, 2, 2), (1, 14, 20), (1, 140, 2), (1, 2, 140)],
+    "gemma4_unified": [(1, 4, 6), (1, 2, 2), (1, 14, 20), (1, 2, 140)],
     "gemma4-large": [(1, 4, 6)],
 }
 """Images whose windows are whole, cut at one side, at both, and narrower than a window; and tables

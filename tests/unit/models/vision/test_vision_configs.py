@@ -325,6 +325,12 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("gemma4", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
     ("gemma4", TEXT, {"use_bidirectional_attention": "all"}, "attention 'all' is not supported"),
     ("gemma4", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("gemma4_unified", VISION, {"model_type": "gemma4_vision"}, "supported: gemma4_unified_vision"),
+    ("gemma4_unified", VISION, {"output_proj_dims": 9}, r"output_proj_dims \(9\) differs from mm_"),
+    ("gemma4_unified", VISION, {"mm_posemb_size": 0}, "'mm_posemb_size' must be an integer"),
+    ("gemma4_unified", OUTER, {"audio_config": {"model_type": "x"}}, "supported: gemma4_unified_a"),
+    ("gemma4_unified", OUTER, {"video_token_id": 512}, r"video_token_id \(512\) is no token"),
+    ("gemma4_unified", TEXT, {"use_bidirectional_attention": "all"}, "'all' is not supported"),
     ("glm4v", VISION, {"model_type": "qwen2_vl"}, "supported: glm4v_vision, glm4v"),
     ("glm4v", VISION, {"in_channels": 1}, "in_channels 1 is not supported; supported: 3"),
     ("glm4v", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
@@ -644,11 +650,19 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert tower.longest_side == theirs.position_embedding_size
     assert (found.image_token, found.both_ways) == (gemma.image_token_id, False)
 
+    name = {"architectures": ["Gemma4UnifiedForConditionalGeneration"]}
+    parts = ("text_config", "vision_config", "audio_config")
+    unified = transformers.Gemma4UnifiedConfig(**{part: {} for part in parts}).to_dict() | name
+    unified["text_config"]["eos_token_id"] = None
+    given = read(tmp_path, name | {part: {"a": 1} for part in parts})
+    assert read(tmp_path, unified) == given
+    assert given.audio is not None
+
     name = {"architectures": ["MuseGlimmerForConditionalGeneration"]}
-    parts = {"text_config": {"a": 1}, "vision_config": {"a": 1}}
+    of_muse = {"text_config": {"a": 1}, "vision_config": {"a": 1}}
     muse = transformers.MuseGlimmerConfig().to_dict() | name
     muse["text_config"]["eos_token_id"] = None
-    assert read(tmp_path, muse) == read(tmp_path, name | parts)
+    assert read(tmp_path, muse) == read(tmp_path, name | of_muse)
 
     smol = transformers.SmolVLMConfig(text_config={"model_type": "llama"})
     whole = smol.to_dict() | {"architectures": ["SmolVLMForConditionalGeneration"]}
