@@ -146,6 +146,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_patches": 12,
         "patch_size": 16,
     },
+    "JanusImageProcessor": {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "size": {"height": 384, "width": 384},
+        "min_size": 14,
+        "do_pad": True,
+    },
     "Kimi_K25ImageProcessor": _KIMI_K25,
     kimi_settings.K25: _KIMI_K25,
     kimi_settings.VL: {

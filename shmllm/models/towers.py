@@ -40,6 +40,7 @@ from shmllm.models.vision.glm_ocr import GlmOcr
 from shmllm.models.vision.got_ocr2 import GotOcr2
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
+from shmllm.models.vision.janus import Janus
 from shmllm.models.vision.kimi import Kimi
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
@@ -59,6 +60,7 @@ from shmllm.models.vision.specs import (
     GotOcr2Tower,
     Idefics3Tower,
     InternVLTower,
+    JanusTower,
     Llama4Tower,
     LlavaNextTower,
     LlavaNextVideoTower,
@@ -89,6 +91,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaNextVideoTower: LlavaNextVideo,
     LlavaOnevisionTower: LlavaOnevision,
     Idefics3Tower: Idefics3,
+    JanusTower: Janus,
     InternVLTower: InternVL,
     Llama4Tower: Llama4,
     AyaVisionTower: AyaVision,

@@ -71,6 +71,7 @@ TOWER_PREFIXES = (
             "vision_encoder": ("",),
             "vision_projection": ("",),
             "vision_adapter": ("",),
+            "aligner": ("",),
             "projector": ("",),
             "mlp_AR": ("",),
             "visual": ("",),

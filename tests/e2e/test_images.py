@@ -45,7 +45,7 @@ FEW_BLOCKS = {
     "gemma4_unified": 37,
     "llama4": 27,
 }
-FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12, "muse_glimmer": 34, "paligemma": 12}
+FEW_BLOCKS |= {"got_ocr2": 13, "janus": 12, "kimi_k25": 12, "muse_glimmer": 34, "paligemma": 12}
 """The size of a pool that has room for about two prompts."""
 
 

@@ -791,6 +791,30 @@ FAMILIES = {
             "use_thumbnail": True,
         },
     ),
+    "janus": VisionFamily(
+        model="Janus",
+        text=TEXT | {"model_type": "llama"},
+        vision={
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "mlp_ratio": 2.0,
+            "image_size": IMAGE_SIZE,
+            "patch_size": 16,
+            "projection_dim": 64,
+        },
+        outer={
+            "vq_config": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
+            | {"latent_channels": 32, "num_embeddings": 16, "image_token_embed_dim": 64}
+            | {"projection_dim": 64}
+        },
+        marks=(*_CHATML, "<image_placeholder>", "<begin_of_image>", "<end_of_image>"),
+        image="<image_placeholder>",
+        ids={"image_token_id": "<image_placeholder>"},
+        chat="<image_placeholder>\\n",
+        processor=("Janus", "janus"),
+        settings=CLIP_MEAN | {"do_pad": True, "min_size": 14, "resample": BICUBIC, "size": _SQUARE},
+    ),
     "gemma3": VisionFamily(
         model="Gemma3",
         text=TEXT

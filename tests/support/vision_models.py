@@ -268,7 +268,8 @@ def reference_embeddings(
     Returns:
         [embeddings, (1 + levels) * hidden]: an embedding, and its further levels behind it.
     """
-    found = model.get_image_features(**pixel_inputs(model.vision_family, tiles, grid, **settings))
+    features = getattr(model, "get_image_features", None) or model.model.get_image_features
+    found = features(**pixel_inputs(model.vision_family, tiles, grid, **settings))
     if model.vision_family == "llama4":
         projected: Tensor = model.multi_modal_projector(found.last_hidden_state)
         return projected.flatten(0, 1)

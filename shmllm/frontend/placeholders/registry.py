@@ -42,6 +42,7 @@ from shmllm.frontend.placeholders.got_ocr2 import GotOcr2Placeholder
 from shmllm.frontend.placeholders.granite_speech import GraniteSpeechPlaceholder
 from shmllm.frontend.placeholders.idefics3 import Idefics3Placeholder
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder
+from shmllm.frontend.placeholders.janus import JanusPlaceholder
 from shmllm.frontend.placeholders.kimi import KimiK25Placeholder, KimiVLPlaceholder
 from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.lighton_ocr import LightOnOcrPlaceholder
@@ -108,6 +109,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "LightOnOCRForConditionalGeneration": (LightOnOcrPlaceholder,),
     "LightOnOcrForConditionalGeneration": (LightOnOcrPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
+    "JanusForConditionalGeneration": (JanusPlaceholder,),
     "KimiK25ForConditionalGeneration": (KimiK25Placeholder,),
     "KimiVLForConditionalGeneration": (KimiVLPlaceholder,),
     "Kimi_K25ForConditionalGeneration": (KimiK25Placeholder,),

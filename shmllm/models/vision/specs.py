@@ -120,6 +120,23 @@ class LlavaOnevisionTower(LlavaNextTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JanusTower:
+    """An encoder, and projections with its activation between them.
+
+    Attributes:
+        encoder: the encoder.
+        depth: the number of projections.
+    """
+
+    encoder: EncoderSpec
+    depth: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Idefics3Tower:
     """An encoder, and a projection of squares of its results.
 
@@ -280,6 +297,7 @@ TowerSpec = (
     | LlavaNextVideoTower
     | LlavaOnevisionTower
     | Idefics3Tower
+    | JanusTower
     | InternVLTower
     | Llama4Tower
     | AyaVisionTower

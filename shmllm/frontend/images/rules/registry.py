@@ -15,6 +15,7 @@ from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
+from shmllm.frontend.images.rules.janus import JanusRules
 from shmllm.frontend.images.rules.kimi import KimiRules, KimiVLRules
 from shmllm.frontend.images.rules.lfm2_vl import Lfm2VlRules
 from shmllm.frontend.images.rules.llama4 import Llama4Rules
@@ -39,6 +40,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Cohere2VisionImageProcessor": Cohere2VisionRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,
+    "JanusImageProcessor": JanusRules,
     "KimiK25VisionProcessor": KimiRules,
     "KimiVLImageProcessor": KimiVLRules,
     "Kimi_K25ImageProcessor": KimiRules,

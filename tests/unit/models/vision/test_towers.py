@@ -130,6 +130,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"hidden_act": "silu", "use_mask_token": True},
         {"downsample_ratio": 0.25, "projector_hidden_act": "gelu_pytorch_tanh"},
     ),
+    "Janus with one projection and another activation": (
+        "janus",
+        {"depth": 1, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3},
+        {},
+    ),
     "Llama 4's larger squares": (
         "llama4",
         {"pixel_shuffle_ratio": 0.25, "intermediate_size": 512},
