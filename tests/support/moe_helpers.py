@@ -18,6 +18,7 @@ from shmllm_kernels.cpu.routing import (
     MIXER,
     ROUTE,
     SIGMOID,
+    SIGMOID_OF_TOP,
     SOFTMAX,
     SORT,
     max_blocks,
@@ -167,7 +168,8 @@ class MoERun:
             self._count.ctypes.data,
             map(word_of_float, (choice.scale, choice.mixer_limit or choice.total_eps)),
         )
-        scores = MIXER if choice.mixer_limit else SIGMOID if choice.is_sigmoid else SOFTMAX
+        sigmoids = SIGMOID_OF_TOP if choice.ranks_logits else SIGMOID
+        scores = MIXER if choice.mixer_limit else sigmoids if choice.is_sigmoid else SOFTMAX
         kernel = ROUTE[scores]
         row = [count, *operands, *places, *extra, *factors]
         self._run(lambda program: program.record(kernel, row))

@@ -29,6 +29,9 @@ from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 SOFTMAX, SIGMOID, MIXER = "softmax", "sigmoid", "mixer"
 """What the scores of experts are made of their logits by."""
 
+SIGMOID_OF_TOP = "sigmoid of top"
+"""As SIGMOID, but logits rank the experts."""
+
 _SMALLEST_SHARE = 1e-12  # ERNIE 4.5 divides by no smaller share of the sum over all experts
 
 TOKENS_AT_ONCE = 8
@@ -245,7 +248,7 @@ def _mix_token(operands, logits, ids, weights):
 
 
 @compiled
-def _route(operands, piece, thread, num_threads, scoring):
+def _route(operands, piece, thread, num_threads, scoring, ranked):
     logits, stride, num_experts = word(operands, 1), word(operands, 2), word(operands, 3)
     top_k, ids, weights = word(operands, 4), word(operands, 6), word(operands, 7)
     begin, end = _tokens(operands, piece, num_threads)
@@ -257,19 +260,25 @@ def _route(operands, piece, thread, num_threads, scoring):
         else:
             if word(operands, 8) != 0:
                 ranks = word(operands, 8) + token * 4 * (num_experts + word(operands, 10))
-                _rank_experts(operands, own, ranks, scoring)
+                _rank_experts(operands, own, ranks, ranked)
             _route_token(operands, own, ranks, own_ids, own_weights, scoring)
 
 
-ROUTE = {scoring: Kernel(_pieces, _route, scoring) for scoring in (SOFTMAX, SIGMOID, MIXER)}
+ROUTE = {
+    ranked: Kernel(_pieces, _route, scoring, ranked)
+    for scoring, ranked in (
+        *((scoring, scoring) for scoring in (SOFTMAX, SIGMOID, MIXER)),
+        (SIGMOID, SIGMOID_OF_TOP),
+    )
+}
 """Kernels by the scores of experts; each chooses a token's experts. `reference.moe.route` defines
 them.
 
 SOFTMAX: ``weight = exp(logit) / sum(exp(logits))``, where the sum is over all experts or over the
 chosen ones. The latter is both the softmax of the chosen logits, and the softmax of all logits
 divided by the sum over the chosen ones; that counts as at least 1e-12. SIGMOID: ``weight =
-sigmoid(logit)``, or this divided by the sum over the chosen ones. MIXER: see `mixer_limit` of
-`reference.moe.Choice`; operands 5 and 8 to 12 are not used.
+sigmoid(logit)``, or this divided by the sum over the chosen ones; SIGMOID_OF_TOP has the same
+weights. MIXER: see `mixer_limit` of `reference.moe.Choice`; operands 5 and 8 to 12 are not used.
 
 A NaN is chosen last; all weights of its token are NaN then, as they are if the largest logit is
 infinite and the scores are SOFTMAX.
@@ -283,7 +292,8 @@ Operands (addresses; strides in bytes):
     6  ids [tokens, top_k] int64, in ascending order, 7  weights [tokens, top_k] float32
     8  scratch [tokens, experts + groups] float32, or 0: logits rank the experts, and operands 9 to
        12 are not used
-    9  bias [experts] float32, added to the scores that rank the experts, or 0
+    9  bias [experts] float32, added to the scores, or of SIGMOID_OF_TOP the logits, that rank the
+       experts, or 0
     10 groups, of consecutive experts; 1: there are none (a number)
     11 the number of groups that a token's experts are chosen from, and 12 how many of a group's
        largest ranks make the group's score: 1 or 2 (numbers)

@@ -36,6 +36,7 @@ from shmllm_kernels.cpu.routing import (
     ROUTE,
     SCALE_CHOSEN,
     SIGMOID,
+    SIGMOID_OF_TOP,
     SOFTMAX,
     SORT,
     SORT_LISTED,
@@ -43,7 +44,13 @@ from shmllm_kernels.cpu.routing import (
 )
 from shmllm_kernels.cpu.tile_rounding import row_bytes
 
-_SCORES = {"softmax": SOFTMAX, "softmax_of_top": SOFTMAX, "sigmoid": SIGMOID, "mixer": MIXER}
+_SCORES = {
+    "softmax": SOFTMAX,
+    "softmax_of_top": SOFTMAX,
+    "sigmoid": SIGMOID,
+    "sigmoid_of_top": SIGMOID_OF_TOP,
+    "mixer": MIXER,
+}
 """The kernels of choice by `MoESpec.scoring`."""
 
 

@@ -260,13 +260,15 @@ class GpuProgram:
 
     def _compute_sample_logits(self, hidden: Tensor) -> Tensor:
         rows = self._ops.gather_samples(hidden)
-        return self._model.logits(self._logits_ops(self._buffers.logits[: len(rows)]), rows)
+        logits, transformed = self._buffers.logits[: len(rows)], self._buffers.transformed
+        return self._model.logits(self._logits_ops(logits, transformed[: len(rows)]), rows)
 
-    def _logits_ops(self, logits: Tensor) -> GpuLogitsOps:
-        head = self._model.embedding.head
+    def _logits_ops(self, logits: Tensor, transformed: Tensor | None = None) -> GpuLogitsOps:
+        head, transform = self._model.embedding.head, self._model.transform
         is_fused = len(logits) <= MAX_ROWS and head is not None and is_whole(head.weight)
+        is_fused &= transform is None or is_whole(transform.dense.weight)
         products = self._row_products if is_fused else self._ops.products
-        return GpuLogitsOps(logits, products, self._meetings)
+        return GpuLogitsOps(logits, products, self._meetings, transformed)
 
     def _forward(self, descriptor: BatchDescriptor) -> Tensor:
         """Launch the layers of a step. Returns the hidden states, [tokens, hidden]."""
