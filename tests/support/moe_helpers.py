@@ -12,17 +12,8 @@ from torch import Tensor
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES, PairWeights
 from shmllm_kernels.cpu.memory import word_of_float
-from shmllm_kernels.cpu.routing import (
-    BLOCK_WORDS,
-    COMBINE,
-    MIXER,
-    ROUTE,
-    SIGMOID,
-    SIGMOID_OF_TOP,
-    SOFTMAX,
-    SORT,
-    max_blocks,
-)
+from shmllm_kernels.cpu.pairs import BLOCK_WORDS, COMBINE, SORT, max_blocks
+from shmllm_kernels.cpu.routing import MIXER, ROUTE, SIGMOID, SIGMOID_OF_TOP, SOFTMAX
 from shmllm_kernels.reference.moe import Choice
 
 GUARDS = 3

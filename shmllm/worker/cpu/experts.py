@@ -28,9 +28,8 @@ from shmllm_kernels.cpu.experts import (
     PairWeights,
 )
 from shmllm_kernels.cpu.group_rounding import GROUPINGS
+from shmllm_kernels.cpu.pairs import BLOCK_WORDS, COMBINE, SORT, SORT_LISTED, max_blocks
 from shmllm_kernels.cpu.routing import (
-    BLOCK_WORDS,
-    COMBINE,
     MIXER,
     REPORT,
     ROUTE,
@@ -38,9 +37,6 @@ from shmllm_kernels.cpu.routing import (
     SIGMOID,
     SIGMOID_OF_TOP,
     SOFTMAX,
-    SORT,
-    SORT_LISTED,
-    max_blocks,
 )
 from shmllm_kernels.cpu.tile_rounding import row_bytes
 
@@ -71,7 +67,7 @@ class ExpertBuffers:
         places: [max_tokens, top_k] int64, where each pair lies among the sorted ones.
         tokens: [pairs] int64, the token of each sorted pair.
         firsts: [experts] int64, scratch of the sorting.
-        blocks: see `routing.SORT`.
+        blocks: see `pairs.SORT`.
         activated: [pairs, inner] float32, memory for the output of the activation.
         rounded, rounded_inner: memory for what tiles read instead, the inputs of the pairs and
             those outputs, bytes.
