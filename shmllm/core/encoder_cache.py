@@ -96,7 +96,7 @@ class EncoderCache:
         """The last position at most `end` at which no span is cut."""
         if not self.cuts_spans:
             for item in items_between(request.items, start, end):
-                for first, last in item.spans:
+                for first, last in item.spans if item.looks_ahead else ():
                     if first < end < last:
                         return max(first, start)
         return end
@@ -114,7 +114,8 @@ class EncoderCache:
             return
         found = list(items_between(request.items, start, start + count))
         for item, number in zip(found, self._numbers(found, plan), strict=True):
-            plan.item_uses.append(ItemUse(len(plan.requests), number, item.spans))
+            use = ItemUse(len(plan.requests), number, item.spans, item.looks_ahead)
+            plan.item_uses.append(use)
 
     def use_prefix(self, request: Request, start: int, plan: StepPlan) -> None:
         """Plan the keys and values of the positions that an encoder computes of a request that is

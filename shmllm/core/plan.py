@@ -170,11 +170,13 @@ class ItemUse(NamedTuple):
     column: its index in the columns of the plan.
     number: identifies the embeddings.
     spans: the positions that have them, in order; see `Item.spans`.
+    looks_ahead: whether these attend to all of their span, in models whose images do.
     """
 
     column: int
     number: int
     spans: tuple[Span, ...]
+    looks_ahead: bool = True
 
 
 class ExternalStep(NamedTuple):

@@ -62,7 +62,7 @@ def _refusal_of_items(items: Sequence[Item], num_tokens: int, info: ItemInfo) ->
                 "(mm_processor_kwargs)"
             )
         longest = max(end - begin for begin, end in item.spans)
-        if info.longest_span and longest > info.longest_span:
+        if item.looks_ahead and 0 < info.longest_span < longest:
             return (
                 f"an item ({kind}) has {longest:,} embeddings in a row that attend to each other, "
                 f"a step has room for {info.longest_span:,}: raise max_num_batched_tokens, or "

@@ -15,6 +15,8 @@ FRAMES_BEHIND = 2
 """How many frames behind a sound the convolutions of Whisper's encoder read."""
 _GEMMA4_MOST_SAMPLES = 480_000
 """Where transformers' extractor for Gemma 4 cuts a sound unless a caller says otherwise."""
+MOST_SAMPLED_FRAMES = 60_000
+"""The frames of the longest sound of Gemma 4 12B, which knows none: 40 minutes."""
 _LARGEST = 2**20
 MOST_SECONDS = 600
 """The longest sound of models whose files name none, and that need memory for all of it."""
@@ -178,6 +180,18 @@ class FunAsrSettings(AudioSettings):
         return -(-self.count_of_kaldi(num_samples) // self.stride)
 
 
+class SamplesSettings(AudioSettings):
+    """Those of transformers' `Gemma4UnifiedAudioFeatureExtractor`: the features of a frame are its
+    samples. Silence fills the last one."""
+
+    @property
+    def most_samples(self) -> int:
+        return MOST_SAMPLED_FRAMES * self.hop
+
+    def count_frames(self, num_samples: int) -> int:
+        return -(-num_samples // self.hop)
+
+
 def read_audio_settings(directory: Path) -> AudioSettings | None:
     """Reads the settings of the feature extractor in a model's directory.
 
@@ -304,9 +318,20 @@ def _read_fun_asr(values: dict[str, Any], path: Path) -> FunAsrSettings:
     )
 
 
+def _read_samples(values: dict[str, Any], path: Path) -> SamplesSettings:
+    length = _size(values, "audio_samples_per_token", path, 640)
+    if (size := _size(values, "feature_size", path, length)) != length:
+        raise EngineStartError(
+            f"{path}: feature_size ({size}) differs from audio_samples_per_token ({length})"
+        )
+    rate = _size(values, "sampling_rate", path, 16_000)
+    return SamplesSettings(rate=rate, num_mels=length, hop=length, window=length)
+
+
 _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "WhisperFeatureExtractor": _read_whisper,
     "Gemma4AudioFeatureExtractor": _read_gemma4,
+    "Gemma4UnifiedAudioFeatureExtractor": _read_samples,
     "MossTranscribeDiarizeFeatureExtractor": _read_whisper,
     "Qwen3ASRFeatureExtractor": _read_qwen3_asr,
     "GraniteSpeechFeatureExtractor": _read_granite_speech,

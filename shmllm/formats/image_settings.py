@@ -103,6 +103,21 @@ _GEMMA4 = {
     "max_soft_tokens": 280,
     "pooling_kernel_size": 3,
 }
+_GEMMA4_VIDEO = _GEMMA4 | {
+    "max_soft_tokens": 70,
+    "temporal_patch_size": 1,
+    "do_sample_frames": True,
+    "num_frames": 32,
+    "fps": 24,  # those of frames without a rate
+}
+_MUSE = {
+    "resample": LANCZOS,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+_EVEN = {"temporal_patch_size": 1, "do_sample_frames": False, "fps": 2}
+"""What frames that lie evenly have; their number and the rate of the class are None."""
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
@@ -119,6 +134,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "size": {"height": 384, "width": 384},
         "image_grid_pinpoints": [list(size) for size in ONEVISION_SIZES],
     },
+    "LlavaNextVideoVideoProcessor": _CLIP | _EVEN | {"num_frames": 8},
+    "LlavaOnevisionVideoProcessor": _EVEN
+    | {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "size": {"height": 384, "width": 384},
+        "num_frames": 32,
+    },
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Glm46VImageProcessor": _GLM4V,
     "Glm4vImageProcessor": _GLM4V,
@@ -128,6 +152,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Ovis2ImageProcessor": _CUT | {"use_covering_area_grid": True},
     "GraniteDoclingImageProcessor": _CUT_512 | {"max_patches": 32},
     "Cohere2VisionImageProcessor": _CUT_512 | {"patch_size": 16},
+    "JanusImageProcessor": {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "size": {"height": 384, "width": 384},
+        "min_size": 14,
+        "do_pad": True,
+    },
     "Kimi_K25ImageProcessor": _KIMI_K25,
     kimi_settings.K25: _KIMI_K25,
     kimi_settings.VL: {
@@ -187,6 +219,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536},
         "temporal_patch_size": 1,
     },
+    "MuseGlimmerImageProcessor": _MUSE | {"max_image_tokens": 4096},
+    "MuseGlimmerVideoProcessor": _MUSE
+    | {
+        "max_video_frame_tokens": 144,
+        "do_sample_frames": True,
+        "num_frames": 96,
+        "fps": 2.0,
+        "frame_timestamp_format": "Time: {timestamp:.1f}s",
+    },
     "PixtralImageProcessor": _PIXTRAL,
     "Gemma3ImageProcessor": {
         "resample": BILINEAR,
@@ -198,14 +239,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "pan_and_scan_min_ratio_to_activate": 1.2,
     },
     "Gemma4ImageProcessor": _GEMMA4 | {"do_normalize": False},
-    "Gemma4VideoProcessor": _GEMMA4
-    | {
-        "max_soft_tokens": 70,
-        "temporal_patch_size": 1,
-        "do_sample_frames": True,
-        "num_frames": 32,
-        "fps": 24,  # those of frames without a rate
-    },
+    "Gemma4UnifiedImageProcessor": _GEMMA4 | {"do_normalize": False},
+    "Gemma4UnifiedVideoProcessor": _GEMMA4_VIDEO,
+    "Gemma4VideoProcessor": _GEMMA4_VIDEO,
 }
 """What transformers' classes have where a file is silent. `_COMMON` holds for all of them."""
 _COMMON: dict[str, Any] = {
@@ -229,7 +265,7 @@ _IN_BFLOAT16 = ("Llama4ImageProcessor",)
 """The processors that compute with bfloat16 numbers."""
 _SCALED_BY_STD = (
     *("Cohere2VisionImageProcessor", "Lfm2VlImageProcessor"),
-    "Kimi_K25ImageProcessor",
+    *("Kimi_K25ImageProcessor", "MuseGlimmerImageProcessor", "MuseGlimmerVideoProcessor"),
 )
 """The processors without a class on pillow: the scaling is part of mean and deviation."""
 _OF_THE_TABLE = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")

@@ -199,13 +199,21 @@ class BeforeZeros(Arranged):
         return both[: len(both) // 2].clone()
 
 
-class UnitRows(Arranged):
-    """A destination [rows, columns] whose rows have the length 1, whatever that of a checkpoint's
-    is."""
+class ChangedRows(Arranged):
+    """A destination [rows, columns] whose rows are computed of those of a checkpoint, each of its
+    own. What it has is not what was written."""
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size(self.own.shape)
+
+    def clone(self) -> Tensor:
+        values: Tensor = self.own.clone()
+        return values
+
+
+class UnitRows(ChangedRows):
+    """A destination whose rows have the length 1, whatever that of a checkpoint's is."""
 
     def of(self, own: Any) -> UnitRows:
         return UnitRows(own)
@@ -213,9 +221,26 @@ class UnitRows(Arranged):
     def _arranged(self, values: Tensor) -> Tensor:
         return torch.nn.functional.normalize(values.float())
 
-    def clone(self) -> Tensor:
-        values: Tensor = self.own.clone()
-        return values
+
+class NormedRows(ChangedRows):
+    """A destination whose rows are those of a checkpoint behind an RMSNorm without weights, which
+    reads them in the destination's dtype and computes in float32.
+
+    Args:
+        own: the destination.
+        eps: added to the mean square.
+    """
+
+    def __init__(self, own: Any, eps: float) -> None:
+        super().__init__(own)
+        self._eps = eps
+
+    def of(self, own: Any) -> NormedRows:
+        return NormedRows(own, self._eps)
+
+    def _arranged(self, values: Tensor) -> Tensor:
+        rows = values.to(self.dtype).float()
+        return rows * torch.pow(rows.square().mean(-1, keepdim=True) + self._eps, -0.5)
 
 
 class SpreadColumns(Arranged):

@@ -48,10 +48,13 @@ def configure(fields: Fields) -> ModelConfig:
     return cohere_model(fields, layers, positions)
 
 
-def cohere_model(fields: Fields, layers: list[LayerSpec], positions: int) -> ModelConfig:
-    """Returns the configuration with what Cohere's models have in common."""
+def cohere_model(
+    fields: Fields, layers: list[LayerSpec], positions: int, *, logits_scale: float = 0.0625
+) -> ModelConfig:
+    """Returns the configuration with what Cohere's models have in common; ``logit_scale`` is by
+    default `logits_scale`."""
     return replace(
         read_model(fields, layers, positions, tied=True),
         norm=NormSpec(kind="layer", eps=fields.number("layer_norm_eps", 1e-5)),
-        logits_scale=fields.number("logit_scale", 0.0625),
+        logits_scale=fields.number("logit_scale", logits_scale),
     )

@@ -22,7 +22,7 @@ from shmllm.models.config_file import (
 )
 from shmllm.models.draft_specs import DraftSpec
 from shmllm.models.fields import Fields
-from shmllm.models.head_specs import DenseSpec, HeadSpec
+from shmllm.models.head_specs import DenseSpec, HeadSpec, TransformSpec
 from shmllm.models.kv_sources import check_sources, sources_of
 from shmllm.models.mixer_specs import (
     WITHIN_ITEMS,
@@ -38,13 +38,7 @@ from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import UNTIMED, RopeConfig, VideoTimes
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
-from shmllm.models.specs import (
-    FeedForwardSpec,
-    LayerSpec,
-    MLPSpec,
-    MoESpec,
-    NormSpec,
-)
+from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 from shmllm.models.stream_specs import AltUpSpec, PerLayerSpec
 from shmllm.models.task_adapters import TaskAdapters
 from shmllm_kernels.windows import Window
@@ -78,14 +72,19 @@ class ModelConfig:
             the weights.
         embeds_scale: the factor of embeddings that a prompt gives itself, rounded likewise.
         num_learned_positions: the length of the table of position embeddings; 0: there is none.
+        learns_positions: whether checkpoints have that table; else it has `sinusoids`.
         first_position: the row of that table for a request's first token.
         num_token_types: the length of the table of token types' embeddings; 0: there is none.
         num_task_types: the same of tasks; the embedding of the first is added to all tokens.
         embedding_size: the width of embeddings that are projected; None: that of hidden states.
         embedding_norm: whether the embeddings have a norm.
         final_norm: whether the result of the last layer has a norm.
+        last_norm: that norm, if it differs from `norm`.
         lm_head: whether the model has an LM head, and so can generate.
+        transform: what the LM head reads of hidden states; None: these themselves.
         lm_head_bias: whether the LM head has a bias.
+        num_outputs: the number of tokens, the first ones, that the LM head has rows for in a
+            checkpoint; the logits of others are minus infinity; None: all.
         head: what is computed of pooled hidden states; None: nothing.
         pooling: which hidden states are pooled unless somebody says otherwise.
         usual_length: at how many tokens prompts are cut unless somebody says otherwise; None: only
@@ -110,6 +109,7 @@ class ModelConfig:
         weights_of: for each layer the one whose weights it has, itself or an earlier one; empty:
             each layer has its own.
         skipped_prefixes: those of names of tensors in checkpoints that the model lacks.
+        zeros_if_absent: the ends of names of weights that are 0 where a checkpoint lacks them.
         extra_files: the names of files beside the checkpoint, which begin those of their tensors.
         task_adapters: the adapters that its checkpoint has for tasks.
         vision: what the model computes of images; None: it sees none, and a tower that its
@@ -133,14 +133,18 @@ class ModelConfig:
     embedding_scale: float = 1.0
     embeds_scale: float = 1.0
     num_learned_positions: int = 0
+    learns_positions: bool = True
     first_position: int = 0
     num_token_types: int = 0
     num_task_types: int = 0
     embedding_size: int | None = None
     embedding_norm: bool = False
     final_norm: bool = True
+    last_norm: NormSpec | None = None
     lm_head: bool = True
+    transform: TransformSpec | None = None
     lm_head_bias: bool = False
+    num_outputs: int | None = None
     head: HeadSpec | None = None
     pooling: Pooled = "LAST"
     usual_length: int | None = None
@@ -160,6 +164,7 @@ class ModelConfig:
     returns_experts: bool = False
     weights_of: tuple[int, ...] = ()
     skipped_prefixes: tuple[str, ...] = ()
+    zeros_if_absent: tuple[str, ...] = ()
     extra_files: tuple[str, ...] = ()
     task_adapters: TaskAdapters | None = None
     vision: VisionSpec | None = None

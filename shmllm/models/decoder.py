@@ -27,6 +27,7 @@ from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.shares import Division, Share
 from shmllm.models.streams import begin_streams, end_streams
 from shmllm.models.towers import make_towers
+from shmllm.models.transform import Transform
 from shmllm.models.weight_names import LM_HEAD, model_name, tower_name
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
@@ -83,7 +84,11 @@ class DecoderModel(Model):
         for place, mixture in enumerate(each for each in mixtures if each is not None):
             mixture.place = place
         of_last = storage.kept_if(stage.is_last)
-        self.norm = Norm(config.hidden_size, config.norm, of_last) if config.final_norm else None
+        last = config.last_norm or config.norm
+        self.norm = Norm(config.hidden_size, last, of_last) if config.final_norm else None
+        self.transform: Transform | None = None
+        if config.transform is not None and config.lm_head:
+            self.transform = Transform(config, config.transform, of_last)
         self.head: Head | None = None
         if config.head is not None:  # the first stage gets the hidden states and pools them
             of_first = storage.kept_if(stage.is_first)
@@ -173,9 +178,14 @@ class DecoderModel(Model):
     def logits(self, ops: LogitsOps, hidden: Tensor) -> Tensor:
         """Computes the logits, [rows, vocab], of hidden states, [rows, hidden]."""
         assert self.embedding.head is not None, "the model has an LM head"
+        if self.transform is not None:
+            hidden = ops.norm(ops.transform(hidden, self.transform), self.transform.norm)
         logits = ops.linear(hidden, self.embedding.head)
         scale, cap = self.config.logits_scale, self.config.logits_cap
-        return logits if scale == 1 and cap is None else ops.scale_and_cap(logits, scale, cap)
+        if scale != 1 or cap is not None:
+            logits = ops.scale_and_cap(logits, scale, cap)
+        outputs = self.config.num_outputs
+        return logits if outputs is None else ops.forbid_behind(logits, outputs)
 
     def known_name(self, name: str) -> str | None:
         of_towers = (tower.known_name(name) for tower in self.towers.values())
@@ -199,7 +209,7 @@ class DecoderModel(Model):
             weights |= further.named_weights(f"model.layers.{index}")
         if self.norm is not None:
             weights |= self.norm.named_weights("model.norm")
-        return weights
+        return weights if self.transform is None else weights | self.transform.named_weights()
 
     def _name_weights(self) -> NamedWeights:
         weights = self._default_weights()
@@ -246,7 +256,8 @@ class DecoderModel(Model):
 
     def neutral_weights(self) -> Iterator[tuple[Tensor, float]]:
         """Yields the weights of norms and of other factors, with the value that changes nothing."""
-        norms = [norm for norm in (self.norm, self.embedding.norm) if norm is not None]
+        last = None if self.transform is None else self.transform.norm
+        norms = [norm for norm in (self.norm, self.embedding.norm, last) if norm is not None]
         norms += [] if self.per_layer is None else [self.per_layer.norm]
         norms += [] if self.head is None else [s for s in self.head.steps if isinstance(s, Norm)]
         for tower in self.towers.values():

@@ -50,7 +50,7 @@ class DecoderLayer:
             self.norms[name] = Norm(config.hidden_size, spec, storage)
             return self.norms[name]
 
-        eps_of_sums = names.eps_of_sums or (None, None)
+        eps_behind = names.eps_behind or (None, None)
 
         self._before_mixer = norm(names.before_mixer)
         self.mixer = None if mixer is None else make_mixer(config, layer, mixer, storage)
@@ -60,12 +60,12 @@ class DecoderLayer:
         if self.spec.laurel_rank is not None:
             self.laurel = Laurel(config, self.spec.laurel_rank, storage)
             self._mixed_scale *= SQRT_HALF
-        self._after_mixer = norm(names.after_mixer, eps_of_sums[0])
+        self._after_mixer = norm(names.after_mixer, eps_behind[0])
         self._before_mlp = norm(names.before_mlp)
         self.mlp: FeedForward | None = None
         if mlp is not None:
             self.mlp = FEED_FORWARDS[type(mlp)].make(config, mlp, storage)
-        self._after_mlp = norm(names.after_mlp, eps_of_sums[1])
+        self._after_mlp = norm(names.after_mlp, eps_behind[1])
         self.altup: AltUpLayer | None = None
         if config.altup is not None:
             self.altup = AltUpLayer(config, config.altup, storage)

@@ -38,10 +38,12 @@ def configure(fields: Fields) -> ModelConfig:
     return with_further_layers(read_model(fields, layers, positions), fields, experts)
 
 
-def with_mlps(fields: Fields, mixers: Sequence[MixerSpec], experts: MoESpec) -> list[LayerSpec]:
+def with_mlps(
+    fields: Fields, mixers: Sequence[MixerSpec], experts: MoESpec, *, num_dense: int = 3
+) -> list[LayerSpec]:
     """Returns layers with an MLP or experts, as ``mlp_layer_types`` or ``first_k_dense_replace``
-    (3) says."""
-    num_dense = fields.integer("first_k_dense_replace", 3, minimum=0)
+    (by default `num_dense`) says."""
+    num_dense = fields.integer("first_k_dense_replace", num_dense, minimum=0)
     types = read_mlp_types(fields, len(mixers))
     if types is None:
         types = tuple(DENSE if index < num_dense else SPARSE for index in range(len(mixers)))

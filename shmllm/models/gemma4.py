@@ -37,17 +37,26 @@ from shmllm.models.stream_specs import PerLayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
+    from shmllm.models.audio.specs import AudioSpec
     from shmllm.models.layers import NamedWeights
+    from shmllm.models.vision.specs import VisionSpec
 
 _EXPERT_ACTIVATIONS: dict[str, ExpertActivation] = {"silu": "silu", "gelu_tanh": "gelu_tanh"}
 
 
 def configure(fields: Fields) -> ModelConfig:
+    vocab_size = fields.integer("vocab_size", 262_144)
+    return configure_with(fields, read_vision(fields, vocab_size), read_audio(fields, vocab_size))
+
+
+def configure_with(
+    fields: Fields, vision: VisionSpec | None, audio: AudioSpec | None
+) -> ModelConfig:
+    """Returns a Gemma 4 with these towers."""
     if (both_ways := fields.values.get("use_bidirectional_attention")) not in (None, "vision"):
         raise fields.error(f"use_bidirectional_attention {both_ways!r} is not supported")
     positions = read_positions(fields, 131_072)
     types = _read_types(fields)
-    vision = read_vision(fields, fields.integer("vocab_size", 262_144))
     attentions = _read_attentions(fields, types, positions)
     if vision is not None and vision.both_ways:
         attentions = [replace(each, ahead=_ahead(each)) for each in attentions]
@@ -68,7 +77,7 @@ def configure(fields: Fields) -> ModelConfig:
         scales_layers=True,
         skipped_prefixes=unread_keys(sources),
         vision=vision,
-        audio=read_audio(fields, model.vocab_size),
+        audio=audio,
     )
 
 

@@ -28,7 +28,7 @@ _ROPE = {
 }
 """GPT-NeoX's names of the fields of the rotation, with their defaults."""
 
-_NAMES = {
+NAMES = {
     "model.embed_tokens.": "model.embed_in.",
     "model.norm.": "model.final_layer_norm.",
     ".self_attn.o_proj.": ".attention.dense.",
@@ -36,7 +36,8 @@ _NAMES = {
     ".mlp.up_proj.": ".mlp.dense_h_to_4h.",
     ".mlp.down_proj.": ".mlp.dense_4h_to_h.",
 }
-_QKV = "query_key_value", ("q_proj", "k_proj", "v_proj")
+"""The parts of names that differ from the default ones."""
+QKV = "query_key_value", ("q_proj", "k_proj", "v_proj")
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -61,5 +62,5 @@ def configure(fields: Fields) -> ModelConfig:
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     from shmllm.models.fused_names import with_fused_groups
 
-    found = with_fused_groups(weights, _QKV, config.attentions[0].num_kv_heads)
-    return {renamed(name, _NAMES): views for name, views in found.items()}
+    found = with_fused_groups(weights, QKV, config.attentions[0].num_kv_heads)
+    return {renamed(name, NAMES): views for name, views in found.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shmllm.models.specs import NormSpec
+from shmllm.models.specs import Activation, NormSpec
 
 HeadActivation = Literal["none", "tanh", "gelu", "gelu_tanh", "relu", "silu", "sigmoid"]
 ScoreActivation = Literal["none", "sigmoid", "softmax", "relu", "log1p_relu", "log1p_log1p_relu"]
@@ -85,3 +85,17 @@ class HeadSpec:
     def width(self) -> int:
         """The width of its results."""
         return [step.outputs for step in self.steps if isinstance(step, DenseSpec)][-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformSpec:
+    """What is computed of hidden states in front of the LM head: a projection to their width, an
+    activation, and a norm.
+
+    Attributes:
+        activation: the activation.
+        bias: whether the projection has a bias.
+    """
+
+    activation: Activation
+    bias: bool

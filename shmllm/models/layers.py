@@ -13,10 +13,12 @@ from shmllm.models.matrices import (
     HEAD_QUANTIZATION,
     QUANTIZATIONS,
     Destination,
+    Elsewhere,
     Matrix,
     MixedMatrix,
     WholeMatrix,
 )
+from shmllm.models.sinusoids import sinusoids
 from shmllm.models.specs import NormSpec
 from shmllm.models.stored_matrix import Part, make_matrix
 from shmllm.models.weight_names import LM_HEAD, TABLE
@@ -215,8 +217,8 @@ class Norm:
     """A norm of rows.
 
     Attributes:
-        weight: [width], or [count, width], if so many heads have weights of their own; ones, which
-            no checkpoint has, if the norm has no weight.
+        weight: [width], or [count, width], if so many heads have weights of their own; what
+            changes nothing, which no checkpoint has, if the norm has no weight.
         bias: [width] or None.
         spec: what it computes.
     """
@@ -226,7 +228,9 @@ class Norm:
     ) -> None:
         self.spec = spec
         sizes = (width,) if count is None else (count, width)
-        self.weight = storage.tensor(*sizes) if spec.weight else storage.ones(width)
+        self.weight = (
+            storage.tensor(*sizes) if spec.weight else storage.ones(width).sub_(spec.offset)
+        )
         self.bias = storage.tensor(width) if spec.bias else None
 
     @property
@@ -276,10 +280,15 @@ class TokenEmbedding:
             num_rows = num_tokens if drafting is None else config.num_logits
             self.head = Linear(width, [num_rows], config.lm_head_bias, of_head, shared)
         of_first = storage.kept_if(stage.is_first)
-        lengths = config.num_learned_positions, config.num_token_types, config.num_task_types
+        learned = config.num_learned_positions if config.learns_positions else 0
+        lengths = learned, config.num_token_types, config.num_task_types
         self.positions, self.token_types, self._task_types = (
             of_first.tensor(length, hidden_size) if length else None for length in lengths
         )
+        self._learns_positions, self._num_outputs = config.learns_positions, config.num_outputs
+        if not config.learns_positions:
+            table = sinusoids(config.num_learned_positions, hidden_size)
+            self.positions = of_first.constant(table.to(storage.dtype))
         self.added = None if self._task_types is None else self._task_types[0]
         self.first_position = config.first_position
         self.norm = Norm(hidden_size, config.norm, of_first) if config.embedding_norm else None
@@ -295,6 +304,13 @@ class TokenEmbedding:
         head = self.head.weight if self.head is not None and self.tied else None
         return None if head is self.table else head
 
+    def _outputs(self, rows: Matrix, num_outputs: int) -> Destination:
+        """Returns the destination of the first rows of the LM head, those that a checkpoint has."""
+        own = min(max(num_outputs - self.first_token, 0), rows.shape[0])
+        if own == 0:  # another rank's
+            return Elsewhere(torch.empty((num_outputs, rows.shape[1]), device="meta"))
+        return rows.split_with_sizes([own, rows.shape[0] - own])[0]
+
     def named_weights(self) -> NamedWeights:
         """Returns the destinations of the matrices, each [rows, hidden], and of the LM head's bias.
 
@@ -304,11 +320,13 @@ class TokenEmbedding:
         weights: NamedWeights = {TABLE: (self.table,)}
         if self.head is not None:
             weights |= self.head.named_weights("lm_head")
+            if self._num_outputs is not None:
+                weights[LM_HEAD] = (self._outputs(self.head.weight, self._num_outputs),)
             if self.tied:
                 del weights[LM_HEAD]
         if self.copied_head is not None:
             weights[TABLE] = (self.table, self.copied_head)
-        if self.positions is not None:
+        if self.positions is not None and self._learns_positions:
             weights["model.embed_positions.weight"] = (self.positions,)
         if self.token_types is not None:
             weights["model.embed_token_types.weight"] = (self.token_types,)

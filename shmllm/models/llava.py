@@ -52,7 +52,7 @@ class Defaults(NamedTuple):
     image_token: int = 32000
 
 
-_DEFAULTS = Defaults()
+DEFAULTS = Defaults()
 
 
 def configure(fields: Fields) -> ModelConfig:
@@ -77,7 +77,7 @@ def read_text_model(fields: Fields, default: str = "llama") -> ModelConfig:
 
 
 def read_vision(
-    fields: Fields, vocab_size: int, defaults: Defaults = _DEFAULTS
+    fields: Fields, vocab_size: int, defaults: Defaults = DEFAULTS
 ) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
     vision = vision_fields(fields, *defaults.towers)

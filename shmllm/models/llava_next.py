@@ -20,9 +20,11 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(config, vision=read_vision(fields, config.vocab_size))
 
 
-def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
+def read_vision(
+    fields: Fields, vocab_size: int, defaults: llava.Defaults = llava.DEFAULTS
+) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
-    vision, whole = llava.read_vision(fields, vocab_size), fields.whole
+    vision, whole = llava.read_vision(fields, vocab_size, defaults), fields.whole
     if vision is None:
         return None
     values = read_joined(whole, vision, DEFAULT_SIZES)

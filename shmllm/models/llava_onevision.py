@@ -9,14 +9,16 @@ from shmllm.formats.joined_tiles import ONEVISION_SIZES, read_most_tiles
 from shmllm.models import llava, llava_next
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.vision.qwen_fields import ItemTokens, read_video
 from shmllm.models.vision.specs import LlavaOnevisionTower, VisionSpec
 
 _TIED = "tie_word_embeddings"
+_TOKENS = ItemTokens(151_646, 151_647)
 _DEFAULTS = llava.Defaults(
     towers=("siglip_vision_model", "clip_vision_model"),
     strategy="full",
     layer=-1,
-    image_token=151_646,
+    image_token=_TOKENS.image,
 )
 
 
@@ -40,4 +42,11 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
         raise whole.error(
             f"vision_aspect_ratio {ratio!r} is not supported; supported: anyres_max_N"
         )
-    return replace(vision, tower=LlavaOnevisionTower(**values | {"most_tiles": most}))
+    tower = LlavaOnevisionTower(**values | {"most_tiles": most})
+    half = -(-tower.encoder.side // 2)
+    video = read_video(
+        fields, ("LlavaOnevisionVideoProcessor",), vocab_size, in_one_piece=True, tokens=_TOKENS
+    )
+    if video is not None:
+        video = replace(video, frame_embeddings=half**2, num_behind=1)
+    return replace(vision, tower=tower, video=video)

@@ -51,7 +51,7 @@ def configure(fields: Fields) -> ModelConfig:
         # The norm of a sum times a number is that of the sum, but for the number that it adds.
         eps = norm.eps / alpha**2, norm.eps / of_mlp[0] ** 2
         norms = LayerNorms(
-            after_mixer="post_attention_layernorm", after_mlp=_NEXT, of_sums=True, eps_of_sums=eps
+            after_mixer="post_attention_layernorm", after_mlp=_NEXT, of_sums=True, eps_behind=eps
         )
         mixer: MixerSpec = attention
         if kind == LINEAR:

@@ -39,7 +39,7 @@ _THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta",
 
 _POOLINGS: dict[str, Pooled] = {"cls": "CLS", "mean": "MEAN"}
 
-_NAMES = {
+NAMES = {
     "model.embed_tokens.": "model.embeddings.tok_embeddings.",
     "model.embed_norm.": "model.embeddings.norm.",
     "model.norm.": "model.final_norm.",
@@ -47,11 +47,23 @@ _NAMES = {
     ".self_attn.": ".attn.",
     ".mlp.down_proj.": ".mlp.Wo.",
 }
+"""The parts of names that differ from the default ones."""
 _QKV = "Wqkv", ("q_proj", "k_proj", "v_proj")
-_GATE_UP = "Wi", ("gate_proj", "up_proj")
+GATE_UP = "Wi", ("gate_proj", "up_proj")
 
 
 def configure(fields: Fields) -> ModelConfig:
+    head = _head(fields)
+    return replace(
+        configure_layers(fields),
+        head=head,
+        pooling="CLS" if head is None else fields.meaning("classifier_pooling", _POOLINGS, "cls"),
+        skipped_prefixes=("head.", "decoder.") if head is None else (),
+    )
+
+
+def configure_layers(fields: Fields) -> ModelConfig:
+    """Returns the embeddings and the layers, whose tokens attend both ways."""
     plain = {"num_key_value_heads": None, "head_dim": None}  # ModernBERT has no such fields
     fields = Fields(fields.values | plain, fields.where)
     positions = read_positions(fields, 8192)
@@ -65,14 +77,8 @@ def configure(fields: Fields) -> ModelConfig:
         LayerSpec(mixer=attentions[kind], mlp=mlp, norms=NORMS if index else FIRST_NORMS)
         for index, kind in enumerate(_layer_types(fields))
     ]
-    head = _head(fields)
     return replace(
-        read_model(fields, layers, positions, tied=True),
-        norm=_norm(fields),
-        embedding_norm=True,
-        head=head,
-        pooling="CLS" if head is None else fields.meaning("classifier_pooling", _POOLINGS, "cls"),
-        skipped_prefixes=("head.", "decoder.") if head is None else (),
+        read_model(fields, layers, positions, tied=True), norm=_norm(fields), embedding_norm=True
     )
 
 
@@ -129,5 +135,5 @@ def _head(fields: Fields) -> HeadSpec | None:
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
     from shmllm.models.fused_names import with_fused
 
-    fused = with_fused(weights, _QKV, _GATE_UP)
-    return {renamed(name, _NAMES): views for name, views in fused.items()}
+    fused = with_fused(weights, _QKV, GATE_UP)
+    return {renamed(name, NAMES): views for name, views in fused.items()}

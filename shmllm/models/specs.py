@@ -28,7 +28,7 @@ LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
 """The numbers that a model learns of an activation in each layer, in the order in which kernels
 read them: by the name in a checkpoint, its shape there, and the value before training."""
 ExpertActivation = Literal["silu", "silu_bounded", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"]
-Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "mixer"]
+Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top", "mixer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +120,9 @@ class MoESpec:
             gate "relu_squared" or "gelu".
         bound: with "silu_bounded": see `MLPSpec`.
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
-            "sigmoid" of each, or "mixer": each chosen expert has a softmax by itself, over those
-            that are near to it (SparseMixer, Liu et al., 2024).
+            "sigmoid" of each, "sigmoid_of_top" of those that are chosen by their logits, or
+            "mixer": each chosen expert has a softmax by itself, over those that are near to it
+            (SparseMixer, Liu et al., 2024).
         mixer_limit: with "mixer": how far other logits may be below that of a chosen expert, as a
             share.
         renormalize: whether the weights of the chosen experts are divided by their sum.
@@ -129,7 +130,8 @@ class MoESpec:
         weight_scale: the factor of the weights.
         weighs_inputs: whether weights multiply what experts read, and not what they return
             (Llama 4). The experts have gates and no biases then.
-        correction_bias: whether the router has a bias that counts for the choice alone.
+        correction_bias: whether the router has a bias that counts for the choice alone. It is added
+            to scores, with "sigmoid_of_top" to logits.
         num_groups: the number of groups of consecutive experts.
         top_groups: the number of groups that a token's experts are chosen from, those with the
             largest scores.
@@ -304,7 +306,8 @@ class LayerNorms:
         after_mlp: as `after_mixer`.
         of_sums: whether the norms behind mixer and MLP read the stream with the output added, and
             take the stream's place (Vaswani et al., 2017, section 3.1). There are no others then.
-        eps_of_sums: what these two add to the mean square; None: what other norms add.
+        eps_behind: what the norms behind mixer and MLP add to the mean square; None: what other
+            norms add.
     """
 
     before_mixer: str | None = None
@@ -312,7 +315,7 @@ class LayerNorms:
     before_mlp: str | None = None
     after_mlp: str | None = None
     of_sums: bool = False
-    eps_of_sums: tuple[float, float] | None = None
+    eps_behind: tuple[float, float] | None = None
 
 
 PRE_NORMS = LayerNorms(before_mixer="input_layernorm", before_mlp="post_attention_layernorm")

@@ -204,6 +204,17 @@ class Tower(ABC):
                 grid.
         """
 
+    def embed_frame(self, frame: Tensor, grid: Grid) -> Tensor:
+        """Computes the embeddings of a frame of a video, or of several that become one. Arguments,
+        result and errors are those of `__call__`."""
+        return self(frame, grid)
+
+    @property
+    def behind_video(self) -> Tensor | None:
+        """The embeddings behind the last frame of a video, [embeddings, hidden]; None: there are
+        none."""
+        return None
+
     def owns(self, name: str) -> bool:
         """Whether a weight of a checkpoint is one of the tower's, or should be: it has the prefix
         of one, and is not among those that the tower does not need."""

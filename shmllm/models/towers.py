@@ -14,6 +14,7 @@ from shmllm.models.audio.granite_speech import GraniteSpeech
 from shmllm.models.audio.moss import Moss
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
 from shmllm.models.audio.qwen3_omni import Qwen3OmniAudio
+from shmllm.models.audio.samples import Samples
 from shmllm.models.audio.specs import (
     AudioFlamingoTower,
     AudioSpec,
@@ -23,6 +24,7 @@ from shmllm.models.audio.specs import (
     MossTower,
     Qwen2_5OmniAudioTower,
     Qwen3OmniAudioTower,
+    SamplesTower,
     VoxtralTower,
     WhisperTower,
 )
@@ -40,15 +42,18 @@ from shmllm.models.vision.got_ocr2 import GotOcr2
 from shmllm.models.vision.granite_docling import GraniteDocling
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
+from shmllm.models.vision.janus import Janus
 from shmllm.models.vision.kimi import Kimi
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
-from shmllm.models.vision.llava import Llava, LlavaNext, LlavaOnevision
+from shmllm.models.vision.llava import Llava, LlavaNext, LlavaNextVideo, LlavaOnevision
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
+from shmllm.models.vision.muse_glimmer import MuseGlimmer
 from shmllm.models.vision.ovis2 import Ovis2
 from shmllm.models.vision.ovis2_specs import Ovis2Tower
 from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
 from shmllm.models.vision.paligemma import PaliGemma
+from shmllm.models.vision.pixels import Pixels
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
@@ -60,8 +65,10 @@ from shmllm.models.vision.specs import (
     GraniteDoclingTower,
     Idefics3Tower,
     InternVLTower,
+    JanusTower,
     Llama4Tower,
     LlavaNextTower,
+    LlavaNextVideoTower,
     LlavaOnevisionTower,
     LlavaTower,
     PaliGemmaTower,
@@ -74,7 +81,9 @@ from shmllm.models.vision.squares_specs import (
     KimiTower,
     Lfm2VlTower,
     MiniCPMVTower,
+    MuseGlimmerTower,
     PaddleOcrVlTower,
+    PixelsTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
@@ -84,10 +93,12 @@ from shmllm.models.vision.squares_specs import (
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
     LlavaNextTower: LlavaNext,
+    LlavaNextVideoTower: LlavaNextVideo,
     LlavaOnevisionTower: LlavaOnevision,
     Idefics3Tower: Idefics3,
     Ovis2Tower: Ovis2,
     GraniteDoclingTower: GraniteDocling,
+    JanusTower: Janus,
     InternVLTower: InternVL,
     Llama4Tower: Llama4,
     AyaVisionTower: AyaVision,
@@ -99,12 +110,14 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Qwen2_5Tower: Qwen2_5,
     Qwen3Tower: Qwen3,
     PaddleOcrVlTower: PaddleOcrVl,
+    PixelsTower: Pixels,
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
     GlmOcrTower: GlmOcr,
     KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,
     MiniCPMVTower: MiniCPMV,
+    MuseGlimmerTower: MuseGlimmer,
     Gemma4Tower: Gemma4,
     VoxtralTower: Voxtral,
     WhisperTower: Whisper,
@@ -117,6 +130,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Gemma4AudioTower: Gemma4Audio,
     Qwen2_5OmniAudioTower: Qwen2_5OmniAudio,
     Qwen3OmniAudioTower: Qwen3OmniAudio,
+    SamplesTower: Samples,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""
 

@@ -27,7 +27,11 @@ RENAMED_PREFIXES = {
     "text_model.": "model.",
     "backbone.": "model.",
     "gpt_neox.": "model.",
+    "gpt_neox_japanese.": "model.",
     "embed_out.": "lm_head.",
+    "biogpt.": "model.",
+    "output_projection.": "lm_head.",
+    **{f"decoder.{kind}": f"lm_head.{kind}" for kind in ("weight", "bias")},
     "output.": "lm_head.",
     "proj_out.": "lm_head.",
     **{f"{name}_encoder.bert_model.": "" for name in ("ctx", "question")},
@@ -36,7 +40,10 @@ RENAMED_PREFIXES = {
     **{f"{name}.": "" for name in ("nomic_bert", "gte", "new", "deberta", "albert", "ernie")},
     **{
         f"{name}.": f"transformer.{name}."
-        for name in ("h", "blocks", "wte", "wpe", "word_embeddings", "ln_f", "norm_f")
+        for name in (
+            *("h", "blocks", "wte", "wpe", "word_embeddings", "ln_f", "norm_f"),
+            *("tokens_embed", "positions_embed"),
+        )
     },
     "word_embeddings_layernorm.": "transformer.word_embeddings_layernorm.",
     **{f"{name}.": f"model.{name}." for name in ("layers", "embed_tokens", "norm", "embed_in")},
@@ -73,6 +80,8 @@ TOWER_PREFIXES = (
             "merger": ("",),
             "vision_encoder": ("",),
             "vision_projection": ("",),
+            "vision_adapter": ("",),
+            "aligner": ("",),
             "projector": ("",),
             "mlp_AR": ("",),
             "visual": ("",),
@@ -83,6 +92,7 @@ TOWER_PREFIXES = (
             "sam_model": ("",),
             "qwen2_model": ("",),
             "audio_tower": ("",),
+            "vision_embedder": ("",),
             "embed_vision": ("",),
             "embed_audio": ("",),
         }.items()
@@ -102,6 +112,7 @@ of transformers' versions have other ones."""
 SKIPPED_PREFIXES = (
     "mtp.",  # layers that predict several tokens
     *("talker.", "token2wav.", "code2wav."),  # what makes speech of text
+    *("model.vision_tokenizer.", "model.audio_tokenizer."),  # of Apertus 1.5
     *TOWER_PREFIXES,
 )
 """The prefixes of tensors that a language model does not have."""

@@ -157,8 +157,10 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     files = [*files, *_projections(directory, destinations)]
     files += [_extra_file(directory, name) for name in model.config.extra_files]
     shards = [_read_header(file, destinations, model.destination_name) for file in files]
-    _check_complete(model, shards, directory)
+    absent = _check_complete(model, shards, directory)
     try:
+        for view in (view for name in absent for view in destinations[name]):
+            view.copy_(torch.zeros(view.shape))
         _copy_all(shards, destinations, on_progress)
         _check_values(model, directory)
     except BaseException:
@@ -303,8 +305,8 @@ def _read_header(
     return _Shard(file, file.num_bytes, names, kinds)
 
 
-def _check_complete(model: DecoderModel, shards: list[_Shard], directory: Path) -> None:
-    """Checks that each weight is stored once."""
+def _check_complete(model: DecoderModel, shards: list[_Shard], directory: Path) -> list[str]:
+    """Checks that each weight is stored once. Returns those that are 0 because they are not."""
     owners: dict[str, Path] = {}
     for shard in shards:
         for name, stored in shard.names.items():
@@ -312,7 +314,9 @@ def _check_complete(model: DecoderModel, shards: list[_Shard], directory: Path) 
                 raise stored_twice(stored, owners[name], shard.file.path)
             owners[name] = shard.file.path
     written = model.written(owners)
-    missing = [name for name in model.named_weights() if name not in written]
+    absent = [name for name in model.named_weights() if name not in written]
+    missing = [name for name in absent if not name.endswith(model.config.zeros_if_absent)]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise EngineStartError(f"the checkpoint in {directory} lacks {missing[0]}{more}")
+    return absent

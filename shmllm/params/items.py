@@ -45,6 +45,12 @@ class Item:
     frame_seconds: float = 0.0
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether its tokens attend to all of a span, in models whose images do: those of sounds do
+        not."""
+        return self.modality != "audio"
+
+    @property
     def start(self) -> int:
         """The first of its positions."""
         return self.spans[0][0]

@@ -9,7 +9,6 @@ import numpy as np
 from shmllm.errors import RequestError
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.vision.specs import VisionSpec
-from shmllm.models.vision.squares_specs import SquaresTower
 from shmllm.params.items import COUNTED, Item
 
 
@@ -35,6 +34,8 @@ def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec]) -> None:
     else:
         expected = _shape_of_image(item, spec)
     count = spec.num_embeddings(item.grid) if expected else 0
+    if item.modality == "video" and expected and isinstance(spec, VisionSpec):
+        count = spec.num_video_embeddings(item.grid)
     if item.data.shape != expected or item.num_embeds != count or not count:
         raise RequestError(
             f"an item ({item.modality}) of grid {item.grid} has data of shape {item.data.shape} "
@@ -60,15 +61,16 @@ def _shape_of_video(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
     """The shape of the pixels of a grid; None if there is no such grid, or if the embeddings do not
     lie as the model has them: in one piece, or in as many as the grid has frames."""
     assert vision.video is not None, "it takes videos"
-    assert isinstance(vision.tower, SquaresTower), "the tower joins frames"
     frames, rows, columns = item.grid
     size = vision.patch_size
-    if not vision.num_embeddings(item.grid):
+    if not vision.num_video_embeddings(item.grid):
         return None
     lengths = {end - begin for begin, end in item.spans}
     if len(item.spans) != (1 if vision.video.in_one_piece else frames) or len(lengths) > 1:
         return None
-    return frames * vision.tower.num_frames, rows * size, columns * size, 3
+    if vision.tile_size:
+        return (frames, vision.tile_size, vision.tile_size, 3) if rows == columns == 1 else None
+    return frames * vision.num_joined, rows * size, columns * size, 3
 
 
 def _shape_of_sound(item: Item, audio: AudioSpec) -> tuple[int, ...] | None:

@@ -20,7 +20,6 @@ from shmllm.formats.processor_files import missing_settings
 from shmllm.formats.video_settings import read_video_settings
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.vision.specs import VisionSpec
-from shmllm.models.vision.squares_specs import SquaresTower
 from shmllm.params.items import Grid, Item
 
 Tower = Callable[[Any, Grid], Tensor]
@@ -85,21 +84,24 @@ class ImageEncoder:
 class VideoEncoder(ImageEncoder):
     """
     Args:
-        tower, table, send: see `ImageEncoder`.
+        tower: computes embeddings of frames.
+        table, send: see `ImageEncoder`.
         num_frames: how many frames of the video become one of its grid.
+        behind: the embeddings behind the last one, or None.
     """
 
-    def __init__(self, tower: Tower, table: Tensor, send: Send, num_frames: int) -> None:
+    def __init__(
+        self, tower: Tower, table: Tensor, send: Send, num_frames: int, behind: Tensor | None
+    ) -> None:
         super().__init__(tower, table, send)
-        self._num_frames = num_frames
+        self._num_frames, self._behind = num_frames, behind
 
     def __call__(self, item: Item) -> Tensor:
         """Compute one frame of the grid after the other: frames do not attend to one another."""
         grid, size = (1, *item.grid[1:]), self._num_frames
         parts = [item.data[start : start + size] for start in range(0, len(item.data), size)]
-        return torch.cat(
-            [self._tower(torch.cat([self._prepare(f) for f in part]), grid) for part in parts]
-        )
+        found = [self._tower(torch.cat([self._prepare(f) for f in part]), grid) for part in parts]
+        return torch.cat(found if self._behind is None else [*found, self._behind])
 
 
 class SoundEncoder:
@@ -144,5 +146,4 @@ def make_encoder(
     table = send(pixel_table(settings)).to(tower.input_dtype)
     if video is None:
         return ImageEncoder(tower, table, send)
-    assert isinstance(spec.tower, SquaresTower), "the tower joins frames"
-    return VideoEncoder(tower, table, send, spec.tower.num_frames)
+    return VideoEncoder(tower.embed_frame, table, send, spec.num_joined, tower.behind_video)

@@ -18,13 +18,14 @@ class ItemPlace(NamedTuple):
     number: identifies the item's embeddings; see `core.plan.Encode`.
     tokens: the tokens, of the step's.
     embeds: their embeddings, of the item's.
-    end: the position in the request behind the whole span that they belong to.
+    end: the position in the request behind the whole span that they belong to; None: they attend
+        to none behind their own.
     """
 
     number: int
     tokens: slice
     embeds: slice
-    end: int
+    end: int | None
 
 
 def item_places(plan: StepPlan, first_tokens: LongArray) -> Iterator[ItemPlace]:
@@ -43,7 +44,8 @@ def item_places(plan: StepPlan, first_tokens: LongArray) -> Iterator[ItemPlace]:
             if low < high:
                 tokens = slice(low + offset, high + offset)
                 before = num_before - first
-                yield ItemPlace(use.number, tokens, slice(low + before, high + before), last)
+                ahead = last if use.looks_ahead else None
+                yield ItemPlace(use.number, tokens, slice(low + before, high + before), ahead)
             num_before += last - first
 
 
@@ -60,5 +62,6 @@ def item_ends(plan: StepPlan, positions: LongArray, first_tokens: LongArray) -> 
         return None
     ends = positions + 1
     for place in item_places(plan, first_tokens):
-        ends[place.tokens] = place.end
+        if place.end is not None:
+            ends[place.tokens] = place.end
     return ends

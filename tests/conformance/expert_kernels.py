@@ -134,16 +134,19 @@ class ExpertKernelsConformance:
 
     @pytest.mark.parametrize("divides_by_all", [True, False])
     @pytest.mark.parametrize("num_best", [1, 2])
-    @pytest.mark.parametrize("is_sigmoid", [True, False])
+    @pytest.mark.parametrize(
+        ("is_sigmoid", "ranks_logits"), [(True, False), (False, False), (True, True)]
+    )
     @pytest.mark.parametrize(
         ("experts", "top_k", "groups", "top_groups"), [(12, 4, 3, 2), (256, 8, 8, 4), (20, 6, 1, 1)]
     )
     def test_route_in_groups(
-        self, draw, is_sigmoid, num_best, divides_by_all, experts, top_k, groups, top_groups
-    ):
+        self, draw, is_sigmoid, ranks_logits, num_best, divides_by_all, experts, top_k, groups,
+        top_groups,
+    ):  # fmt: skip
         choice = plain.Choice(
-            divides_by_all=divides_by_all, is_sigmoid=is_sigmoid, num_groups=groups,
-            top_groups=top_groups, num_best=num_best, scale=2.5,
+            divides_by_all=divides_by_all, is_sigmoid=is_sigmoid, ranks_logits=ranks_logits,
+            num_groups=groups, top_groups=top_groups, num_best=num_best, scale=2.5,
         )  # fmt: skip
         logits = draw.normal(4, experts, dtype=torch.float32, scale=2.0)
         logits[1, 5], logits[2] = torch.nan, 1.0

@@ -25,12 +25,14 @@ BY_SOFTMAX = plain.Choice(divides_by_all=True)
 IN_GROUPS = plain.Choice(
     divides_by_all=False, is_sigmoid=True, num_groups=4, top_groups=2, num_best=2, scale=2.5
 )
+BY_LOGITS = plain.Choice(divides_by_all=True, is_sigmoid=True, ranks_logits=True)
 CASES = [
     (1, 8, 2, 64, 1, BY_SOFTMAX),
     (8, 16, 3, 2049, 0, IN_GROUPS),
     (5, 60, 4, 100, 1, BY_SOFTMAX),
     (3, 512, 10, 64, 0, IN_GROUPS),
     (2, 12, 3, 9000, 0, IN_GROUPS),
+    (5, 24, 6, 64, 0, BY_LOGITS),
 ]
 """Tokens, experts, the number that each token goes to, the width of rows, further columns of the
 router, and how experts are chosen."""

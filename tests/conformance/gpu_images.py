@@ -116,6 +116,7 @@ MADE: dict[str, dict[str, Any]] = {
     "paddleocr_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "got_ocr2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "mistral3": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "muse_glimmer": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
     "lighton_ocr": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
@@ -125,6 +126,7 @@ MADE: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
     },
+    "gemma4_unified": {"num_attention_heads": 2, "num_key_value_heads": 2, **LAYERS},
     "gemma4-large": {"num_attention_heads": 2, "num_key_value_heads": 2, **LAYERS},
 }
 """Models by the names of their families: what differs from the recipes."""
@@ -140,9 +142,11 @@ GRIDS: dict[str, list[Grid]] = {
     "glm_ocr": [(1, 4, 6), (1, 4, 2)],
     "paddleocr_vl": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
+    "muse_glimmer": [(1, 4, 6), (1, 4, 2)],
     "lighton_ocr": [(1, 4, 6), (1, 5, 3)],
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],
+    "gemma4_unified": [(1, 4, 6), (1, 4, 2)],
     "gemma4-large": [(1, 4, 6), (1, 4, 2)],
 }
 """The shapes of two images; of other families, one tile each."""
@@ -219,7 +223,8 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
     silence_marks(model)
     wanted = reference_tokens(model, two.prompt, two.items, COUNT)
     is_gemma = name.startswith("gemma")
-    return Subject(directory, asked, dict(model.state_dict()), wanted, 1 + is_gemma, not is_gemma)
+    num_groups = 2 if is_gemma or name.startswith("muse") else 1
+    return Subject(directory, asked, dict(model.state_dict()), wanted, num_groups, not is_gemma)
 
 
 def make_image(name: str, grid: Grid, seed: int) -> tuple[Grid, Any]:

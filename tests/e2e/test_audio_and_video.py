@@ -47,7 +47,8 @@ NAMES = [
         slow,
         ("exaone4_5", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v"),
     ),
-    slow("glm_ocr"),
+    *map(slow, ("gemma4_unified", "gemma4_unified, videos")),
+    *map(slow, ("glm_ocr", "muse_glimmer", "llava_onevision", "llava_next_video")),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
     *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", *HEARING)),
 ]
@@ -62,6 +63,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "voxtral": partial(audio_models.make_audio_model, name="voxtral"),
     **{name: partial(audio_models.make_audio_model, name=name) for name in HEARING},
     "gemma4": audio_models.make_gemma4,
+    "gemma4_unified": partial(audio_models.make_gemma4, name="gemma4_unified"),
     "qwen2_5_omni": audio_models.make_omni,
     "qwen3_omni_moe": partial(audio_models.make_omni, name="qwen3_omni_moe"),
 }
@@ -104,7 +106,7 @@ def make(name: str, directory: Path) -> Subject:
         items = prepared.submitted.items
         return video_models.reference_tokens(model, output.prompt_token_ids, items, MAX_TOKENS)
 
-    is_long = name == "gemma4, videos"  # in embeddings
+    is_long = name.startswith("gemma4")  # in embeddings
     prompts = prompts_with_short_videos if is_long else prompts_with_videos
     return Subject(directory, prompts, expected)
 
@@ -189,6 +191,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
         *map(slow, ("voxtral", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "glm4v")),
         *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
         *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", *HEARING)),
+        slow("llava_onevision"),
     ],
 )
 def some_subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:

@@ -45,8 +45,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 LARGER = {"chunks": {"max_num_batched_tokens": 900}, "few blocks": {"max_model_len": 1792}}
 """What images of hundreds of embeddings need."""
-FEW_BLOCKS = {"exaone4_5": 30, "gemma3": 24, "gemma4": 37, "gemma4-large": 37, "llama4": 27}
-FEW_BLOCKS |= {"got_ocr2": 13, "kimi_k25": 12, "paligemma": 12}
+FEW_BLOCKS = {
+    "exaone4_5": 30,
+    "gemma3": 24,
+    "gemma4": 37,
+    "gemma4-large": 37,
+    "gemma4_unified": 37,
+    "llama4": 27,
+}
+FEW_BLOCKS |= {"got_ocr2": 13, "janus": 12, "kimi_k25": 12, "muse_glimmer": 34, "paligemma": 12}
 FEW_BLOCKS |= {"deepseek_ocr2": 140, "minicpm_ocr": 17}
 """The size of a pool that has room for about two prompts."""
 

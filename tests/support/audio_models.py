@@ -23,6 +23,9 @@ from transformers.models.fun_asr_nano.feature_extraction_fun_asr_nano import (
     FunAsrNanoFeatureExtractor,
 )
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+from transformers.models.gemma4_unified.feature_extraction_gemma4_unified import (
+    Gemma4UnifiedAudioFeatureExtractor,
+)
 from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
 from transformers.models.moss_transcribe_diarize.feature_extraction_moss_transcribe_diarize import (
     MossTranscribeDiarizeFeatureExtractor,
@@ -52,6 +55,7 @@ PROCESSORS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 UNPADDED = {"padding": True, "truncation": False}
 """How the processors of Qwen 3 Omni and Qwen 3 ASR call the extractor."""
 GEMMA4_AUDIO_MELS = 16
+SAMPLES_OF_FRAME = 1600
 GEMMA4_AUDIO: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -121,18 +125,25 @@ def make_audio_model(
     return model
 
 
-def make_gemma4(directory: Path, audio: dict[str, Any] | None = None, **text: Any) -> Any:
+def make_gemma4(
+    directory: Path, audio: dict[str, Any] | None = None, name: str = "gemma4", **text: Any
+) -> Any:
     """A random float32 Gemma 4 of transformers' in `directory`, which sees images, too.
 
     Args:
         directory: where its files are written to.
         audio: further fields of config.json's ``audio_config``.
+        name: "gemma4", or "gemma4_unified" for one without towers.
         text: further fields of its ``text_config``.
     """
-    text = {"use_bidirectional_attention": None} | text
-    outer = {"audio_config": GEMMA4_AUDIO | (audio or {})}
-    model = make_vision_model("gemma4", directory, outer=outer, **text)
-    settings = {"feature_extractor": json.loads(gemma4_extractor().to_json_string())}
+    has_tower = name == "gemma4"
+    own: dict[str, Any] = GEMMA4_AUDIO if has_tower else {"audio_embed_dim": SAMPLES_OF_FRAME}
+    if has_tower:
+        text = {"use_bidirectional_attention": None} | text
+    outer = {"audio_config": own | (audio or {})}
+    model = make_vision_model(name, directory, outer=outer, **text)
+    extractor = gemma4_extractor() if has_tower else samples_extractor()
+    settings = {"feature_extractor": json.loads(extractor.to_json_string())}
     (directory / "processor_config.json").write_text(json.dumps(settings))
     return model
 
@@ -161,6 +172,12 @@ def gemma4_extractor(**settings: Any) -> Any:
     return Gemma4AudioFeatureExtractor(**{"feature_size": GEMMA4_AUDIO_MELS} | settings)
 
 
+def samples_extractor() -> Any:
+    """That of a Gemma 4 without towers."""
+    sizes = dict.fromkeys(("feature_size", "audio_samples_per_token"), SAMPLES_OF_FRAME)
+    return Gemma4UnifiedAudioFeatureExtractor(**sizes)
+
+
 def extractor(name: str = "qwen2_audio", make: Any = transformers.WhisperFeatureExtractor) -> Any:
     """transformers' feature extractor of a family that has Whisper's, or one that is made alike."""
     settings = {**WHISPER_SETTINGS, **AUDIO_FAMILIES[name].settings}
@@ -187,6 +204,8 @@ def audio_inputs(
         return {"input_features": frames} | (whole if model == "fun_asr_nano" else {})
     if model == "gemma4":
         return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
+    if model == "gemma4_unified":
+        return dict(samples_extractor()(list(sounds), return_tensors="pt"))
     if model.startswith("qwen3_omni"):
         features, mask = _each_alone(extractor(), sounds)
         return {"input_features": features, "feature_attention_mask": mask}

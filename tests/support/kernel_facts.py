@@ -94,7 +94,7 @@ FACTS = {
     "few_mamba_inputs._project_inputs": Facts(384, multiplies=True),
     "few_mamba_scan._scan_inputs": Facts(256, multiplies=True),
     "few_mamba2._run_mamba2": Facts(256),
-    "few_routing._route_rows": Facts(256),
+    "few_routing._route_rows": Facts(256, 32),  # before its loops, of more than 256 experts
     "group._meet": Facts(32),
     "group._sum_parts": ROWS,
     "indexer._choose_tokens": KEPT,

@@ -361,13 +361,15 @@ def integers(*shape: int) -> torch.Tensor:
 
 
 def routers(facts: dict[str, Any], capability: int) -> None:
-    """Launch the routers of DeepSeek-V3, DeepSeek-V2, ERNIE 4.5 21B-A3B and Phi-3.5-MoE."""
+    """Launch the routers of DeepSeek-V3, DeepSeek-V2, ERNIE 4.5 21B-A3B, Phi-3.5-MoE and
+    Kolibri 1."""
     starts, in_groups = empty(2, dtype=torch.int32), Choice(divides_by_all=False, num_groups=8)
     for count, top_k, hidden, choice in (
         (256, 8, 7168, replace(in_groups, is_sigmoid=True, top_groups=4, num_best=2, scale=2.5)),
         (160, 6, 5120, replace(in_groups, divides_by_all=True, top_groups=3, scale=2.5)),
         (64, 6, 2560, Choice(divides_by_all=False)),
         (16, 2, 4096, Choice(divides_by_all=True, mixer_limit=0.02)),
+        (384, 6, 2560, Choice(divides_by_all=False, is_sigmoid=True, ranks_logits=True)),
     ):
         ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
         logits, bias = empty(4, count, dtype=torch.float32), empty(count, dtype=torch.float32)

@@ -12,16 +12,8 @@ from torch import Tensor
 from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, SCRATCH_BYTES, PairWeights
 from shmllm_kernels.cpu.memory import word_of_float
-from shmllm_kernels.cpu.routing import (
-    BLOCK_WORDS,
-    COMBINE,
-    MIXER,
-    ROUTE,
-    SIGMOID,
-    SOFTMAX,
-    SORT,
-    max_blocks,
-)
+from shmllm_kernels.cpu.pairs import BLOCK_WORDS, COMBINE, SORT, max_blocks
+from shmllm_kernels.cpu.routing import MIXER, ROUTE, SIGMOID, SIGMOID_OF_TOP, SOFTMAX
 from shmllm_kernels.reference.moe import Choice
 
 GUARDS = 3
@@ -167,7 +159,8 @@ class MoERun:
             self._count.ctypes.data,
             map(word_of_float, (choice.scale, choice.mixer_limit or choice.total_eps)),
         )
-        scores = MIXER if choice.mixer_limit else SIGMOID if choice.is_sigmoid else SOFTMAX
+        sigmoids = SIGMOID_OF_TOP if choice.ranks_logits else SIGMOID
+        scores = MIXER if choice.mixer_limit else sigmoids if choice.is_sigmoid else SOFTMAX
         kernel = ROUTE[scores]
         row = [count, *operands, *places, *extra, *factors]
         self._run(lambda program: program.record(kernel, row))

@@ -73,6 +73,15 @@ LATENT: dict[str, Any] = {
 }
 INDEXER: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 24, "index_topk": 7}
 """So many heads that no score is a sum of zeros, which others would equal."""
+PHI4_TOWERS: dict[str, Any] = {
+    "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    | {"num_attention_heads": 2, "image_size": 28, "crop_size": 28},
+    "audio_config": {"hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "input_size": 16}
+    | {"num_attention_heads": 2, "ext_pw_out_channel": 16, "nemo_conv_channels": 16}
+    | {"depthwise_separable_out_channel": 16, "bias_max_distance": 10},
+    "bos_token_id": 0,
+}
+"""Small towers of Phi-4 Multimodal, which are not computed."""
 ROUTER: dict[str, Any] = {
     "num_experts": 16,
     "num_experts_per_tok": 4,
@@ -85,6 +94,7 @@ GRANITE_MOE: dict[str, Any] = {
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.3,
 }
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
 GROWING: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -168,7 +178,39 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mup_enabled": True, "route_scale": 1.5},
     ),
     "apertus": ("Apertus", {}),
+    "apertus1p5": ("Apertus1p5Text", {"output_vocab_size": 3000}),
     "arcee": ("Arcee", {}),
+    "aria": ("AriaText", {"moe_num_experts": 16, "moe_topk": 4, "intermediate_size": 32}),
+    "axk1": ("AXK1", LATENT | {"n_group": 4, "topk_group": 2}),
+    "biogpt": ("BioGpt", {}),
+    "cohere_compass": (
+        "CohereCompassText",
+        {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"sliding_window": 48}
+        | {"rope_parameters": {"full_attention": None, "sliding_attention": dict(ROPE)}},
+    ),
+    "xglm": ("XGLM", {"ffn_dim": 96}),
+    "gpt_neox_japanese": ("GPTNeoXJapanese", {"intermediate_multiple_size": 2}),
+    "kolibri1": (
+        "Kolibri1",
+        ROUTER
+        | {"head_dim": 16, "sliding_window": 48, "shared_expert_intermediate_size": 48}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "flint": (
+        "Flint",
+        ROUTER
+        | {"head_dim": 16, "sliding_window": 48, "shared_expert_intermediate_size": 48}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"mlp_only_layers": [0]},
+    ),
+    "modernbert_decoder": (
+        "ModernBertDecoder",
+        {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {"local_attention": 96},
+    ),
+    "phi4_multimodal": ("Phi4Multimodal", PHI4_TOWERS),
+    "openai_gpt": ("OpenAIGPT", {}),
     "bitnet": ("BitNet", {}),
     "bloom": ("Bloom", {"intermediate_size": 256}),
     "mpt": ("Mpt", {"intermediate_size": 256}),
@@ -459,7 +501,15 @@ RECURRENT = (
 DENSE = (
     *(
         "apertus",
+        "apertus1p5",
         "arcee",
+        "biogpt",
+        "cohere_compass",
+        "modernbert_decoder",
+        "phi4_multimodal",
+        "xglm",
+        "gpt_neox_japanese",
+        "openai_gpt",
         "bitnet",
         "internlm",
         "telechat2",
@@ -489,7 +539,7 @@ WITH_EXPERTS = (
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
     *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
-    "bailing_moe",
+    *("aria", "axk1", "bailing_moe", "flint", "kolibri1"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -504,12 +554,15 @@ NOT_IN_GGUF = (
     *("bitnet", "internlm2"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
     *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2"),
+    *("aria", "axk1", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
+    *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
+    "phi4_multimodal",
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
 LATENTS = (
     *("deepseek_v2", "deepseek_v3", *WITH_INDEXER, "glm4_moe_lite"),
-    *("kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "bailing_moe_v3"),
+    *("axk1", "kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "bailing_moe_v3"),
 )
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")

@@ -14,6 +14,7 @@ from PIL import Image
 from transformers.image_processing_backends import TorchvisionBackend
 
 _NAMES = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+_FUNCTIONS = f"{_NAMES[-1]}.functional"
 
 
 def import_without_torchvision(name: str) -> Any:
@@ -22,8 +23,11 @@ def import_without_torchvision(name: str) -> Any:
     Args:
         name: its name below "transformers.models".
     """
-    names = [each for each in (*_NAMES, f"{_NAMES[-1]}.functional") if each not in sys.modules]
+    names = [each for each in (*_NAMES, _FUNCTIONS) if each not in sys.modules]
     sys.modules.update({each: ModuleType(each) for each in names})
+    if _FUNCTIONS in names:
+        sys.modules[_FUNCTIONS].InterpolationMode = int  # type: ignore[attr-defined]
+        sys.modules[_NAMES[-1]].functional = sys.modules[_FUNCTIONS]  # type: ignore[attr-defined]
     try:
         return import_module(f"transformers.models.{name}")
     finally:

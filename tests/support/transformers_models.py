@@ -40,13 +40,9 @@ SIZES: dict[str, Any] = {
 }
 """The fields that get other values than their defaults, where a configuration has them."""
 LATENT = {"num_key_value_heads": 4}
-ROPE = {"rope_type": "default", "rope_theta": 1e4}
 OF_FAMILY: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), LATENT),
     **dict.fromkeys(("longcat_flash", "minicpm3", "sarvam_mla", "youtu"), LATENT),
-    "cohere_compass_text": {
-        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROPE)
-    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},

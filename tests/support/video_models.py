@@ -1,5 +1,4 @@
-"""transformers' greedy tokens for prompts with images and videos of Qwen, GLM, EXAONE and
-Gemma 4."""
+"""transformers' greedy tokens for prompts with images and videos."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import torch
 from support.one_thread import one_thread
 from support.vision_models import joined_inputs, normalised
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from shmllm.params.items import Item
 
@@ -32,6 +32,12 @@ def patches_of_frames(model: Any, frames: npt.NDArray[np.uint8]) -> tuple[Tensor
         frames: [frames, height, width, 3].
     """
     vision = model.config.vision_config
+    if model.vision_family == "muse_glimmer":  # whose order is that of rows
+        size, joined = vision.patch_size, vision.patch_temporal
+        pixels = normalised(model.vision_family, frames).unflatten(0, (-1, joined))
+        in_patches = pixels.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
+        ordered = in_patches.permute(0, 3, 5, 1, 2, 4, 6)
+        return ordered.flatten(0, 2).flatten(1), [*ordered.shape[:3]]
     size, merge, joined = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
     values = normalised(model.vision_family, frames).numpy()
     count, channels, height, width = values.shape
@@ -62,16 +68,18 @@ def reference_tokens(
         sounds: what the model takes for sounds.
     """
     ids = torch.tensor([list(token_ids)])
-    inputs: dict[str, Tensor] = {**sounds}
+    inputs: dict[str, Any] = {**sounds}
     images = [item for item in items if item.modality == "image"]
     videos = [item for item in items if item.modality == "video"]
     if images:
         inputs |= joined_inputs(model.vision_family, images)
-    if videos and model.vision_family == "gemma4":
+    if videos and model.vision_family.startswith("gemma4"):
         frames = joined_inputs(model.vision_family, videos)
         inputs["pixel_values_videos"] = frames["pixel_values"]
         inputs["video_position_ids"] = frames["image_position_ids"]
         inputs["num_frames_per_video"] = torch.tensor([item.grid[0] for item in videos])
+    elif videos and model.vision_family.startswith("llava"):
+        inputs["mm_encoder_outputs"] = encoded(model, inputs, videos)
     elif videos:
         found = [patches_of_frames(model, item.data) for item in videos]
         inputs["pixel_values_videos"] = torch.cat([patches for patches, _ in found])
@@ -86,7 +94,7 @@ def reference_tokens(
             for token in (config.video_start_token_id, config.video_end_token_id)
         )
         is_image, is_video = is_image & (begun <= ended), is_image & (begun > ended)
-    if "omni" not in model.vision_family and not model.vision_family.startswith("exaone"):
+    if not any(each in model.vision_family for each in ("omni", "exaone", "muse", "llava")):
         inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
     with placed(model, is_image, is_video):
         output = model.generate(
@@ -99,6 +107,21 @@ def reference_tokens(
         )
     tokens: list[int] = output[0, len(token_ids) :].tolist()
     return tokens
+
+
+def encoded(model: Any, inputs: dict[str, Any], videos: Sequence[Item]) -> dict[str, Any]:
+    """The embeddings of LLaVA's images, whose inputs this removes, and of its videos: transformers
+    takes several videos of a prompt if they have as many frames."""
+    found = {}
+    if inputs:
+        found["image"] = model.get_image_features(**inputs)
+        inputs.clear()
+    each = [
+        model.get_video_features(normalised(model.vision_family, item.data)[None])
+        for item in videos
+    ]
+    joined = torch.cat([one.pooler_output for one in each], 1)
+    return found | {"video": BaseModelOutputWithPooling(pooler_output=joined)}
 
 
 @contextmanager

@@ -7,13 +7,14 @@ from typing import Any
 
 from support.torchvision_modules import import_without_torchvision
 
-qwen2_module, qwen3_module, glm4v_module, glm46v_module = (
+qwen2_module, qwen3_module, glm4v_module, glm46v_module, muse_module = (
     import_without_torchvision(f"{name}.video_processing_{name}")
-    for name in ("qwen2_vl", "qwen3_vl", "glm4v", "glm46v")
+    for name in ("qwen2_vl", "qwen3_vl", "glm4v", "glm46v", "muse_glimmer")
 )
 CLASSES: dict[str, Any] = {
     "Glm46VVideoProcessor": glm46v_module.Glm46VVideoProcessor,
     "Glm4vVideoProcessor": glm4v_module.Glm4vVideoProcessor,
+    "MuseGlimmerVideoProcessor": muse_module.MuseGlimmerVideoProcessor,
     "Qwen2VLVideoProcessor": qwen2_module.Qwen2VLVideoProcessor,
     "Qwen3VLVideoProcessor": qwen3_module.Qwen3VLVideoProcessor,
 }

@@ -137,6 +137,10 @@ _KIMI_MARKS = (
     "<|kimi_k25_video_placeholder|>",
 )
 _MINICPM_MARKS = (*("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),)
+_MUSE_MARKS = (
+    *("<|image_start|>", "<|image_end|>"),
+    *("<|vid_start|>", "<|vid_end|>", "<|vid_frame_separator|>"),
+)
 _COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 16, "logit_scale": 0.25}
 _COHERE_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
 _COHERE_TILES = ("TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)))
@@ -365,6 +369,13 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any]) -> VisionFamily:
     )
 
 
+_LLAVA_VIDEO: dict[str, Any] = {
+    "marks": (*_CHATML, "<image>", "<video>"),
+    "ids": {"image_token_index": "<image>", "video_token_index": "<video>"},
+}
+"""What the recipes of those that take videos have in place of the marks of others."""
+
+
 FAMILIES = {
     "llava": _llava(
         CLIP,
@@ -391,6 +402,22 @@ FAMILIES = {
         model="LlavaNext",
         outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
     ),
+    "llava_next_video": _llava(
+        CLIP,
+        "default",
+        ("LlavaNext", "llava_next"),
+        **CLIP_MEAN,
+        do_center_crop=True,
+        do_pad=True,
+        resample=BICUBIC,
+        size={"shortest_edge": IMAGE_SIZE},
+        crop_size=_SQUARE,
+        image_grid_pinpoints=SIZES,
+    )._replace(
+        model="LlavaNextVideo",
+        outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
+        **_LLAVA_VIDEO,
+    ),
     "llava_onevision": _llava(
         SIGLIP,
         "full",
@@ -404,6 +431,7 @@ FAMILIES = {
         model="LlavaOnevision",
         text=TEXT | {"model_type": "qwen2"},
         outer={"image_grid_pinpoints": SIZES, "vision_aspect_ratio": "anyres_max_3"},
+        **_LLAVA_VIDEO,
     ),
     "llava-siglip": _llava(
         SIGLIP,
@@ -561,6 +589,34 @@ FAMILIES = {
             "size": {"max_height": 512, "max_width": 512},
             "max_patches": 32,
             "patch_size": 14,
+            "merge_size": 2,
+        },
+    ),
+    "muse_glimmer": VisionFamily(
+        model="MuseGlimmer",
+        text=TEXT | {"head_dim": 16, "num_hidden_layers": 4, "sliding_window": 16},
+        vision={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "patch_size": 14,
+            "pos_emb_height": 6,
+            "pos_emb_width": 6,
+            "layer_types": ["window_attention", "full_attention", "window_attention"],
+        },
+        outer={"out_hidden_size": 128, "projector_hidden_size": 48},
+        marks=(*_CHATML, "<|patch|>", "<|video|>", *_MUSE_MARKS),
+        image="<|patch|>",
+        ids={"image_token_id": "<|patch|>", "video_token_id": "<|video|>"},
+        chat="<|patch|>",
+        processor=("MuseGlimmer", "muse_glimmer"),
+        settings=HALF_MEAN
+        | {
+            "resample": LANCZOS,
+            "max_image_tokens": 8,
+            "patch_size": 14,
+            "temporal_patch_size": 2,
             "merge_size": 2,
         },
     ),
@@ -816,6 +872,30 @@ FAMILIES = {
             "use_thumbnail": True,
         },
     ),
+    "janus": VisionFamily(
+        model="Janus",
+        text=TEXT | {"model_type": "llama"},
+        vision={
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "mlp_ratio": 2.0,
+            "image_size": IMAGE_SIZE,
+            "patch_size": 16,
+            "projection_dim": 64,
+        },
+        outer={
+            "vq_config": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1}
+            | {"latent_channels": 32, "num_embeddings": 16, "image_token_embed_dim": 64}
+            | {"projection_dim": 64}
+        },
+        marks=(*_CHATML, "<image_placeholder>", "<begin_of_image>", "<end_of_image>"),
+        image="<image_placeholder>",
+        ids={"image_token_id": "<image_placeholder>"},
+        chat="<image_placeholder>\\n",
+        processor=("Janus", "janus"),
+        settings=CLIP_MEAN | {"do_pad": True, "min_size": 14, "resample": BICUBIC, "size": _SQUARE},
+    ),
     "gemma3": VisionFamily(
         model="Gemma3",
         text=TEXT
@@ -855,6 +935,22 @@ FAMILIES = {
         settings=HALF_MEAN | {"resample": BICUBIC, "size": _SQUARE, "image_seq_length": 16},
     ),
     "gemma4": _gemma4({"use_bidirectional_attention": "vision"}, {"standardize": True}),
+    "gemma4_unified": _gemma4(
+        {"use_bidirectional_attention": "vision", "attention_k_eq_v": True}
+        | {"num_kv_shared_layers": 0, "num_global_key_value_heads": 1}
+        | {"hidden_size_per_layer_input": 0},
+        {},
+    )._replace(
+        model="Gemma4Unified",
+        vision={
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "mm_embed_dim": 48,
+            "output_proj_dims": 48,
+            "mm_posemb_size": 80,
+        },
+        processor=("Gemma4Unified", "gemma4_unified"),
+    ),
     "gemma4-large": _gemma4(
         {"use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0}
         | {"num_kv_shared_layers": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from support.vision_families import (
 )
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
 
 from shmllm.params.items import MODALITIES, Grid
 
@@ -37,24 +38,34 @@ FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
 # Llama 4's class reads the attribute, which no class has, in transformers 5.24.
 transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
+
+
+# Gemma 4 12B's class masks images as Gemma 3 unless the cache is static; vLLM always has this mask.
+def _masks_of_gemma4(**arguments: Any) -> Any:
+    make = gemma4_unified.create_masks_for_vision_model
+    return make(**arguments) if "block_sequence_ids" in arguments else _MASKS(**arguments)
+
+
+_MASKS = gemma4_unified.create_masks_for_generate
+gemma4_unified.create_masks_for_generate = _masks_of_gemma4
 LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
 VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
 ALIKE = (
-    *("qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe", "glm4v_moe", "glm46v"),
-    *("qianfan_ocr", "minicpm_ocr"),
+    *("llava_next_video", "qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe"),
+    *("glm4v_moe", "glm46v", "qianfan_ocr", "minicpm_ocr"),
 )
 """Families with the tower of another one."""
 ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
     if name.startswith(("exaone", "gemma4", "glm", "kimi", "lfm2", "lighton", "minicpm"))
-    or name.startswith(("mistral", "paddle", "qwen"))
+    or name.startswith(("mistral", "muse", "paddle", "qwen"))
 )
 """Families whose tower takes images of any size."""
 TWO_SIZES = ("deepseek_ocr2",)
 """Families whose tiles have another size than the whole of an image."""
-JOINED = ("llava_next", "llava_onevision")
+JOINED = ("llava_next", "llava_next_video", "llava_onevision")
 """Families whose tiles make up a picture."""
 EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)
 """The same as parameters of a test, those with the tower of another family outside of the default
@@ -164,34 +175,9 @@ def pixel_inputs(
     Returns:
         The arguments of ``get_image_features`` and ``forward`` but for the tokens.
     """
-    if name in ("llama4", "cohere2_vision"):  # which are prepared with torchvision alone
-        return {"pixel_values": normalised(name, tiles)}
-    if name == "kimi_k25":
-        pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
-        patches = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
-        return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
-    if name in TWO_SIZES:
-        pixels, is_whole = normalised(name, tiles), grid[1:] == (0, 0)
-        side = FAMILIES[name].settings["size"]["height"]
-        found = {"pixel_values": pixels if is_whole else torch.zeros(1, 3, side, side)}
-        found["num_local_patches"] = torch.tensor([0 if is_whole else len(tiles)])
-        return found if is_whole else found | {"pixel_values_local": pixels}
-    if name == "granite_docling":
-        mask = torch.ones(1, len(tiles), dtype=torch.bool)
-        return {"pixel_values": normalised(name, tiles)[None], "pixel_attention_mask": mask}
-    if name.startswith("minicpm"):
-        rows = normalised(name, tiles)[0].unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
-        patches = rows.permute(0, 2, 1, 3, 4).flatten(2)
-        return {"pixel_values": patches[None], "target_sizes": torch.tensor([grid[1:]])}
-    if name == "lfm2_vl":  # and these
-        patches = LFM2_VL.convert_image_to_patches(normalised(name, tiles), 16)
-        mask = torch.ones(patches.shape[:2], dtype=torch.int32)
-        shape = torch.tensor([grid[1:]])
-        return {"pixel_values": patches, "spatial_shapes": shape, "pixel_attention_mask": mask}
-    if name in JOINED:
-        pixels = normalised(name, tiles)[None]
-        found = {"pixel_values": pixels, "image_sizes": torch.tensor([grid[1:]])}
-        return found | ({"batch_num_images": torch.tensor([2])} if len(tiles) == 1 else {})
+    own = _OWN_INPUTS.get(name)
+    if own is not None:
+        return own(name, tiles, grid)
     kept = {"do_resize": False, "do_center_crop": False, "do_pan_and_scan": False}
     kept["crop_to_patches"] = False
     if "do_image_splitting" in FAMILIES[name].settings:
@@ -204,6 +190,96 @@ def pixel_inputs(
         found["pixel_values"] = pixels.transpose(0, 1)
     used = ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids")
     return {key: value for key, value in found.items() if key in used}
+
+
+Tiles = npt.NDArray[np.uint8]
+
+
+def _pixels(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    """Of families that are prepared with torchvision alone."""
+    return {"pixel_values": normalised(name, tiles)}
+
+
+def _patches(name: str, tiles: Tiles) -> Tensor:
+    pixels = normalised(name, tiles).unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
+    patches: Tensor = pixels.permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+    return patches
+
+
+def _kimi(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    patches = _patches(name, tiles)
+    return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
+
+
+def _muse_glimmer(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    patches = _patches(name, tiles).flatten(1).repeat(1, 2)
+    return {"pixel_values": patches, "image_grid_thw": torch.tensor([grid])}
+
+
+def _two_sizes(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    pixels, is_whole = normalised(name, tiles), grid[1:] == (0, 0)
+    side = FAMILIES[name].settings["size"]["height"]
+    found = {"pixel_values": pixels if is_whole else torch.zeros(1, 3, side, side)}
+    found["num_local_patches"] = torch.tensor([0 if is_whole else len(tiles)])
+    return found if is_whole else found | {"pixel_values_local": pixels}
+
+
+def _granite_docling(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    mask = torch.ones(1, len(tiles), dtype=torch.bool)
+    return {"pixel_values": normalised(name, tiles)[None], "pixel_attention_mask": mask}
+
+
+def _minicpm(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    rows = normalised(name, tiles)[0].unflatten(-1, (-1, 14)).unflatten(-3, (-1, 14))
+    patches = rows.permute(0, 2, 1, 3, 4).flatten(2)
+    return {"pixel_values": patches[None], "target_sizes": torch.tensor([grid[1:]])}
+
+
+def _lfm2_vl(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    patches = LFM2_VL.convert_image_to_patches(normalised(name, tiles), 16)
+    mask = torch.ones(patches.shape[:2], dtype=torch.int32)
+    shape = torch.tensor([grid[1:]])
+    return {"pixel_values": patches, "spatial_shapes": shape, "pixel_attention_mask": mask}
+
+
+def _joined(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    pixels = normalised(name, tiles)[None]
+    found = {"pixel_values": pixels, "image_sizes": torch.tensor([grid[1:]])}
+    return found | ({"batch_num_images": torch.tensor([2])} if len(tiles) == 1 else {})
+
+
+_OWN_INPUTS: dict[str, Callable[[str, Tiles, Grid], dict[str, Tensor]]] = {
+    "llama4": _pixels,
+    "cohere2_vision": _pixels,
+    "kimi_k25": _kimi,
+    "muse_glimmer": _muse_glimmer,
+    "gemma4_unified": lambda name, tiles, grid: squares_of_frames(name, tiles),
+    "granite_docling": _granite_docling,
+    "lfm2_vl": _lfm2_vl,
+    **dict.fromkeys(TWO_SIZES, _two_sizes),
+    **dict.fromkeys(("minicpmv4_6", "minicpm_ocr"), _minicpm),
+    **dict.fromkeys(JOINED, _joined),
+}
+"""Families for which `pixel_inputs` cannot use transformers' preparation with pillow."""
+
+
+def squares_of_frames(
+    name: str, frames: npt.NDArray[np.uint8], count: int = 70
+) -> dict[str, Tensor]:
+    """What Gemma 4 12B takes for images of one size: the pixels of squares in the order of rows,
+    filled up to so many, and their columns and rows."""
+    side = FAMILIES[name].vision["patch_size"] * FAMILIES[name].vision["pooling_kernel_size"]
+    squares = normalised(name, frames).unflatten(-1, (-1, side)).unflatten(-3, (-1, side))
+    pixels = squares.permute(0, 2, 4, 3, 5, 1).flatten(3)
+    axes = (torch.arange(size) for size in pixels.shape[1:3])
+    places = torch.stack(torch.meshgrid(*axes, indexing="ij")[::-1], -1).flatten(0, 1)
+    fill = (0, 0, 0, count - len(places))
+    return {
+        "pixel_values": torch.nn.functional.pad(pixels.flatten(1, 2), fill),
+        "image_position_ids": torch.nn.functional.pad(places, fill, value=-1)[None].expand(
+            len(frames), -1, -1
+        ),
+    }
 
 
 def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
@@ -221,7 +297,12 @@ def normalised(name: str, tiles: npt.NDArray[np.uint8]) -> Tensor:
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).bfloat16()
         return pixels.mul(PREPARED["rescale_factor"]).sub(0.5).div(0.5).float()
     mean, std = (np.array(settings[key], np.float32) for key in ("image_mean", "image_std"))
-    if name in ("lfm2_vl", "cohere2_vision", "kimi_k25"):  # whose mean and deviation have the scale
+    if name in (
+        "lfm2_vl",
+        "cohere2_vision",
+        "kimi_k25",
+        "muse_glimmer",
+    ):  # whose mean and deviation have the scale
         pixels = torch.from_numpy(tiles.copy()).permute(0, 3, 1, 2).float()
         factors = (torch.from_numpy(each)[:, None, None] * 255 for each in (mean, std))
         return pixels.sub(next(factors)).div(next(factors))
@@ -246,7 +327,8 @@ def reference_embeddings(
     Returns:
         [embeddings, (1 + levels) * hidden]: an embedding, and its further levels behind it.
     """
-    found = model.get_image_features(**pixel_inputs(model.vision_family, tiles, grid, **settings))
+    features = getattr(model, "get_image_features", None) or model.model.get_image_features
+    found = features(**pixel_inputs(model.vision_family, tiles, grid, **settings))
     if model.vision_family == "llama4":
         projected: Tensor = model.multi_modal_projector(found.last_hidden_state)
         return projected.flatten(0, 1)
@@ -383,9 +465,9 @@ def draw_weights(model: torch.nn.Module, norms: float) -> None:
 
 
 def silence_marks(model: Any) -> None:
-    """Lets Gemma 4 and Kimi generate no mark of an item, which transformers would read as padding,
-    or as the first token."""
-    if model.vision_family.startswith(("gemma4", "kimi")):
+    """Lets Gemma 4, Kimi and Muse Glimmer generate no mark of an item, which transformers would
+    read as padding, or as the first token."""
+    if model.vision_family.startswith(("gemma4", "kimi", "muse")):
         marks = [getattr(model.config, f"{kind}_token_id", None) for kind in MODALITIES]
         with torch.no_grad():
             model.lm_head.weight[[mark for mark in marks if mark is not None]] = 0
@@ -422,7 +504,7 @@ def _tokenizer_config(family: VisionFamily) -> dict[str, Any]:
     end, begin = family.marks[:2]
     video = family.chat.replace("image", "video")
     if "<|video|>" in family.marks:
-        video = family.chat.replace("<|image|>", "<|video|>")
+        video = family.chat.replace(family.image, "<|video|>")
     template = (
         f"{{% for message in messages %}}{begin}{{{{ message['role'] }}}}\n"
         "{% if message['content'] is string %}{{ message['content'] }}"

@@ -1,6 +1,6 @@
 """Low-rank adapters of experts: what they add to the products of `experts`.
 
-An adapter has an entry of `lora` for each expert. `routing.SORT_LISTED` lays the pairs of one
+An adapter has an entry of `lora` for each expert. `pairs.SORT_LISTED` lays the pairs of one
 expert out adapter by adapter, so a block consists of stretches of pairs with the same adapter.
 SHRINK_PAIRS computes the products of each stretch with A; the kernels of `experts` add the products
 with B to their own. Every element is summed in the same order, for any stretch: results do not
@@ -15,9 +15,9 @@ from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.lora import DTYPES, expand_rows, num_parts, shrink_rows
 from shmllm_kernels.cpu.memory import word
+from shmllm_kernels.cpu.pairs import BLOCK_WORDS
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED, TILE_COLUMNS
 from shmllm_kernels.cpu.products import Rows
-from shmllm_kernels.cpu.routing import BLOCK_WORDS
 
 
 class ExpertAdapters(NamedTuple):
@@ -141,7 +141,7 @@ LISTED: a pair reads the row of its token; IN_ORDER: x has a row for each sorted
 Operands (addresses; strides in bytes):
 
     0  `ExpertAdapters`
-    1  the address of the number of blocks, 2  blocks: see `routing.SORT`
+    1  the address of the number of blocks, 2  blocks: see `pairs.SORT`
     3  x float32, 4  its stride, 5  k
     6  the largest number of rows that an A has
 """

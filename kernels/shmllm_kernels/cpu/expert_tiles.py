@@ -1,6 +1,6 @@
 """The products of a mixture of experts by tile instructions.
 
-`routing.SORT` lays the pairs of a token and an expert out in blocks, each of one expert; here they
+`pairs.SORT` lays the pairs of a token and an expert out in blocks, each of one expert; here they
 are called chunks, since tiles have blocks of rows. The rows of a chunk are rounded together, and
 lie behind room for those that fill the last block of each chunk before. A piece of work is a chunk
 and some columns. A pair's result has the bits that a product of its expert alone would give it.
@@ -14,8 +14,8 @@ from shmllm_kernels.cpu import gated_tiles, matrix_tiles
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import itemsize, on_stack, put_word, word
+from shmllm_kernels.cpu.pairs import BLOCK_WORDS
 from shmllm_kernels.cpu.products import KINDS, ROWS_AT_ONCE, Weights
-from shmllm_kernels.cpu.routing import BLOCK_WORDS
 from shmllm_kernels.cpu.tile_instructions import AMX
 from shmllm_kernels.cpu.tile_products import Columns, columns_of
 from shmllm_kernels.cpu.tile_rounding import BLOCK_ROWS, line_bytes, round_rows, tiled
@@ -67,7 +67,7 @@ ROUND_PAIRS = Kernel(_count_blocks, _round_block)
 
 Operands (addresses; strides in bytes):
 
-    0  the address of the number of chunks, 1  chunks: the blocks of `routing.SORT`
+    0  the address of the number of chunks, 1  chunks: the blocks of `pairs.SORT`
     2  x [tokens, width] float32, 3  its stride
     4  tokens: int64, the row of x of each sorted pair
     5  out: memory for `num_rounded_rows`

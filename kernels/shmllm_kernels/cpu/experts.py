@@ -1,6 +1,6 @@
 """Products of tokens with the weights of their experts, one expert after the other.
 
-`routing.SORT` lays the pairs of a token and an expert out in blocks, each of one expert. A piece of
+`pairs.SORT` lays the pairs of a token and an expert out in blocks, each of one expert. A piece of
 work is a block and a chunk of columns: a step reads the weights of those experts that its tokens
 chose, once for every ROWS_AT_ONCE rows. The tiles are those of `products`: a pair's result has the
 bits that a product of its expert alone would give it.
@@ -22,6 +22,7 @@ from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.lora import DTYPES
 from shmllm_kernels.cpu.memory import float_of_word, floats, itemsize, put_number, word
+from shmllm_kernels.cpu.pairs import BLOCK_WORDS
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED, TILE_COLUMNS
 from shmllm_kernels.cpu.products import (
     COLUMNS_AT_ONCE,
@@ -32,7 +33,6 @@ from shmllm_kernels.cpu.products import (
     product,
     width_in,
 )
-from shmllm_kernels.cpu.routing import BLOCK_WORDS
 from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 
 SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
@@ -327,7 +327,7 @@ have inner columns; GELU (with the error function) likewise.
 
 Operands (addresses; strides in bytes; all but x, out, weights and bias float32 or int64):
 
-    0  the address of the number of blocks, 1  blocks: see `routing.SORT`
+    0  the address of the number of blocks, 1  blocks: see `pairs.SORT`
     2  x [tokens, k], 3  its stride
     4  out [pairs, inner], the activation, in the order of the sorted pairs, 5  its stride
     6  weights [experts, 2 * inner, k] contiguous, 7  inner, 8  k

@@ -1,8 +1,6 @@
-"""Kernels that decide which experts compute which tokens, and that add up what these return.
+"""Kernels that decide which experts compute which tokens; `pairs` lays these out.
 
-A pair is a token and one of its `top_k` experts. ROUTE chooses each token's experts, SORT lays the
-pairs out expert by expert for `experts`, COMBINE adds the pairs of each token. A token's result
-depends on that token alone: it is the sum over its experts in ascending order.
+ROUTE chooses each token's experts.
 """
 
 from __future__ import annotations
@@ -23,45 +21,15 @@ from shmllm_kernels.cpu.memory import (
     word,
 )
 from shmllm_kernels.cpu.norms import KINDS
-from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
-from shmllm_kernels.cpu.products import ROWS_AT_ONCE
+from shmllm_kernels.cpu.pairs import pieces_of_tokens, tokens_of_piece
 
 SOFTMAX, SIGMOID, MIXER = "softmax", "sigmoid", "mixer"
 """What the scores of experts are made of their logits by."""
 
+SIGMOID_OF_TOP = "sigmoid of top"
+"""As SIGMOID, but logits rank the experts."""
+
 _SMALLEST_SHARE = 1e-12  # ERNIE 4.5 divides by no smaller share of the sum over all experts
-
-TOKENS_AT_ONCE = 8
-"""The largest number of tokens in one piece of work."""
-
-BLOCK_WORDS = 3
-"""A block is a piece of the sorted pairs that belong to one expert, as int64: the expert, the first
-pair, and the number of pairs, at most ROWS_AT_ONCE."""
-
-
-def max_blocks(num_tokens: int, top_k: int, num_experts: int) -> int:
-    """Returns the largest number of blocks that SORT makes of this many tokens."""
-    return num_experts + num_tokens * top_k // ROWS_AT_ONCE
-
-
-@compiled
-def _chunk(num_tokens, num_threads):
-    return max(min(num_tokens // (4 * num_threads), TOKENS_AT_ONCE), 1)
-
-
-@compiled
-def _pieces(operands, piece, thread, num_threads):
-    num_tokens = word(word(operands, 0), 0)
-    chunk = _chunk(num_tokens, num_threads)
-    return (num_tokens + chunk - 1) // chunk
-
-
-@compiled
-def _tokens(operands, piece, num_threads):
-    """Returns the bounds [begin, end) of a piece's tokens."""
-    num_tokens = word(word(operands, 0), 0)
-    chunk = _chunk(num_tokens, num_threads)
-    return piece * chunk, min((piece + 1) * chunk, num_tokens)
 
 
 @compiled
@@ -245,10 +213,10 @@ def _mix_token(operands, logits, ids, weights):
 
 
 @compiled
-def _route(operands, piece, thread, num_threads, scoring):
+def _route(operands, piece, thread, num_threads, scoring, ranked):
     logits, stride, num_experts = word(operands, 1), word(operands, 2), word(operands, 3)
     top_k, ids, weights = word(operands, 4), word(operands, 6), word(operands, 7)
-    begin, end = _tokens(operands, piece, num_threads)
+    begin, end = tokens_of_piece(operands, piece, num_threads)
     for token in range(begin, end):
         own, ranks = logits + token * stride, logits + token * stride
         own_ids, own_weights = ids + token * top_k * 8, weights + token * top_k * 4
@@ -257,19 +225,25 @@ def _route(operands, piece, thread, num_threads, scoring):
         else:
             if word(operands, 8) != 0:
                 ranks = word(operands, 8) + token * 4 * (num_experts + word(operands, 10))
-                _rank_experts(operands, own, ranks, scoring)
+                _rank_experts(operands, own, ranks, ranked)
             _route_token(operands, own, ranks, own_ids, own_weights, scoring)
 
 
-ROUTE = {scoring: Kernel(_pieces, _route, scoring) for scoring in (SOFTMAX, SIGMOID, MIXER)}
+ROUTE = {
+    ranked: Kernel(pieces_of_tokens, _route, scoring, ranked)
+    for scoring, ranked in (
+        *((scoring, scoring) for scoring in (SOFTMAX, SIGMOID, MIXER)),
+        (SIGMOID, SIGMOID_OF_TOP),
+    )
+}
 """Kernels by the scores of experts; each chooses a token's experts. `reference.moe.route` defines
 them.
 
 SOFTMAX: ``weight = exp(logit) / sum(exp(logits))``, where the sum is over all experts or over the
 chosen ones. The latter is both the softmax of the chosen logits, and the softmax of all logits
 divided by the sum over the chosen ones; that counts as at least 1e-12. SIGMOID: ``weight =
-sigmoid(logit)``, or this divided by the sum over the chosen ones. MIXER: see `mixer_limit` of
-`reference.moe.Choice`; operands 5 and 8 to 12 are not used.
+sigmoid(logit)``, or this divided by the sum over the chosen ones; SIGMOID_OF_TOP has the same
+weights. MIXER: see `mixer_limit` of `reference.moe.Choice`; operands 5 and 8 to 12 are not used.
 
 A NaN is chosen last; all weights of its token are NaN then, as they are if the largest logit is
 infinite and the scores are SOFTMAX.
@@ -283,7 +257,8 @@ Operands (addresses; strides in bytes):
     6  ids [tokens, top_k] int64, in ascending order, 7  weights [tokens, top_k] float32
     8  scratch [tokens, experts + groups] float32, or 0: logits rank the experts, and operands 9 to
        12 are not used
-    9  bias [experts] float32, added to the scores that rank the experts, or 0
+    9  bias [experts] float32, added to the scores, or of SIGMOID_OF_TOP the logits, that rank the
+       experts, or 0
     10 groups, of consecutive experts; 1: there are none (a number)
     11 the number of groups that a token's experts are chosen from, and 12 how many of a group's
        largest ranks make the group's score: 1 or 2 (numbers)
@@ -293,109 +268,15 @@ Operands (addresses; strides in bytes):
 
 
 @compiled
-def _one_piece(operands, piece, thread, num_threads):
-    return 1
-
-
-@compiled
-def _sort(operands, piece, thread, num_threads, order):
-    num_tokens, ids = word(word(operands, 0), 0), word(operands, 1)
-    num_experts, top_k, firsts = word(operands, 2), word(operands, 3), word(operands, 4)
-    tokens, places = word(operands, 5), word(operands, 6)
-    blocks, num_blocks = word(operands, 7), np.int64(0)
-    for expert in range(num_experts):
-        put_word(firsts, expert, 0)
-    for pair in range(num_tokens * top_k):
-        expert = word(ids, pair)
-        put_word(firsts, expert, word(firsts, expert) + 1)
-    first = np.int64(0)
-    for expert in range(num_experts):
-        end = first + word(firsts, expert)
-        put_word(firsts, expert, first)
-        while first < end:
-            block = blocks + num_blocks * (8 * BLOCK_WORDS)
-            count = min(end - first, ROWS_AT_ONCE)
-            put_word(block, 0, expert)
-            put_word(block, 1, first)
-            put_word(block, 2, count)
-            first += count
-            num_blocks += 1
-    for index in range(num_tokens):
-        token = index if order == IN_ORDER else word(word(operands, 9), index)
-        for choice in range(top_k):
-            pair = token * top_k + choice
-            expert = word(ids, pair)
-            place = word(firsts, expert)
-            put_word(firsts, expert, place + 1)
-            put_word(tokens, place, token)
-            put_word(places, pair, place)
-    put_word(word(operands, 8), 0, num_blocks)
-    put_word(word(operands, 8), 1, num_tokens * top_k)
-
-
-SORT = Kernel(_one_piece, _sort, IN_ORDER)
-"""Sorts the pairs by expert, those of one expert by token (counting sort).
-
-Operands: address of the number of tokens; ids [tokens, top_k] int64; the number of experts; top_k;
-scratch [experts] int64; tokens [tokens * top_k] int64, the token of each sorted pair; places
-[tokens, top_k] int64, the index of each pair among the sorted ones; blocks [max_blocks,
-BLOCK_WORDS] int64; the address of two int64, the numbers of blocks and of pairs.
-"""
-
-SORT_LISTED = Kernel(_one_piece, _sort, LISTED)
-"""Sorts the pairs by expert, those of one expert in an order of the tokens that is given.
-
-Operands: those of SORT; the tokens in their order, [tokens] int64.
-"""
-
-
-@compiled
-def _add_row(out, factor, source, width):
-    values, addends = floats(out), floats(source)
-    for i in range(width):
-        values[i] += factor * addends[i]
-
-
-@compiled
-def _combine(operands, piece, thread, num_threads):
-    top_k, places, weights = word(operands, 1), word(operands, 2), word(operands, 3)
-    rows, out, width = word(operands, 4), word(operands, 5), word(operands, 6)
-    shared, gates, gate_stride = word(operands, 7), word(operands, 8), word(operands, 9)
-    begin, end = _tokens(operands, piece, num_threads)
-    for token in range(begin, end):
-        target = out + token * width * 4
-        values = floats(target)
-        for i in range(width):
-            values[i] = np.float32(0.0)
-        for pair in range(token * top_k, (token + 1) * top_k):
-            _add_row(target, floats(weights)[pair], rows + word(places, pair) * width * 4, width)
-        if shared != 0:
-            gate = floats(gates + token * gate_stride)
-            factor = sigmoid(gate[0]) if gates != 0 else np.float32(1.0)
-            _add_row(target, factor, shared + token * word(operands, 10), width)
-
-
-COMBINE = Kernel(_pieces, _combine)
-"""``out[token] = sum(weights[token, i] * rows[places[token, i]]) + sigmoid(gate) * shared[token]``,
-added in this order.
-
-Operands: address of the number of tokens; top_k; places [tokens, top_k] int64; weights [tokens,
-top_k] float32; rows [tokens * top_k, width]; out [tokens, width]; width; shared [tokens, width] or
-0; gates or 0 for a factor of 1, one float32 for each token, their stride in bytes; the stride of
-shared in bytes. All but places are float32.
-"""
-
-
-@compiled
 def _scale_chosen(operands, piece, thread, num_threads, kind):
     top_k, ids, scales = word(operands, 1), word(operands, 2), word(operands, 4)
     weights = floats(word(operands, 3))
-    begin, end = _tokens(operands, piece, num_threads)
+    begin, end = tokens_of_piece(operands, piece, num_threads)
     for pair in range(begin * top_k, end * top_k):
         weights[pair] *= number(scales, word(ids, pair), kind)
 
 
-SCALE_CHOSEN = {kind: Kernel(_pieces, _scale_chosen, kind) for kind in KINDS}
+SCALE_CHOSEN = {kind: Kernel(pieces_of_tokens, _scale_chosen, kind) for kind in KINDS}
 """Kernels by the dtype name of the scales. ``weights *= scales[ids]``, in place.
 
 Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64; weights [tokens, top_k]
@@ -408,13 +289,13 @@ def _report(operands, piece, thread, num_threads, num_bytes):
     top_k, ids, out, stride = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
     )  # fmt: skip
-    begin, end = _tokens(operands, piece, num_threads)
+    begin, end = tokens_of_piece(operands, piece, num_threads)
     for token in range(begin, end):
         for choice in range(top_k):
             put_narrow(out + token * stride, choice, word(ids, token * top_k + choice), num_bytes)
 
 
-REPORT = {num_bytes: Kernel(_pieces, _report, num_bytes) for num_bytes in (1, 2)}
+REPORT = {num_bytes: Kernel(pieces_of_tokens, _report, num_bytes) for num_bytes in (1, 2)}
 """Kernels by the size of a number in bytes. ``out[token] = ids[token]``, where the rows of ``out``
 are parts of wider ones.
 

@@ -309,6 +309,23 @@ Operands: address of the number of rows; x [rows, width]; width; scale, and cap 
 
 
 @compiled
+def _forbid_behind(operands, piece, thread, num_threads):
+    x, width, count = word(operands, 1), word(operands, 2), word(operands, 3)
+    begin, end = rows_of_piece(operands, piece, num_threads)
+    for row in range(begin, end):
+        values = floats(x + row * width * 4)
+        for i in range(count, width):
+            values[i] = np.float32(-math.inf)
+
+
+FORBID_BEHIND = Kernel(count_pieces, _forbid_behind)
+"""``x[:, count:] = -inf``, in place.
+
+Operands: address of the number of rows; x [rows, width]; width; count.
+"""
+
+
+@compiled
 def _clip(operands, piece, thread, num_threads):
     values, count = floats(word(operands, 1)), word(word(operands, 0), 0) * word(operands, 2)
     bound = float_of_word(word(operands, 3))

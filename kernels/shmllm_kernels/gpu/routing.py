@@ -110,6 +110,7 @@ def choose(
     scale,
     DIVIDES_BY_ALL: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
+    RANKS_LOGITS: tl.constexpr,
     TOTAL_EPS: tl.constexpr,
     MIXER_LIMIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -139,7 +140,8 @@ def choose(
     largest = tl.max(tl.where(is_nan, float("-inf"), logits), axis=1)[:, None]
     shares = sigmoid(logits) if IS_SIGMOID else tl.exp(logits - largest)
     # Logits differ where their sigmoids are both 1.
-    ranks = shares if IS_SIGMOID and (HAS_BIAS or NUM_GROUPS > 1) else logits
+    RANKS_SHARES: tl.constexpr = IS_SIGMOID and not RANKS_LOGITS
+    ranks = shares if RANKS_SHARES and (HAS_BIAS or NUM_GROUPS > 1) else logits
     BY_SHARES: tl.constexpr = HAS_BIAS and not IS_SIGMOID
     if BY_SHARES:
         every = tl.sum(tl.where(inside & (shares == shares), shares, 0.0), axis=1)[:, None]
@@ -196,6 +198,7 @@ def _route(
     scale,
     DIVIDES_BY_ALL: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
+    RANKS_LOGITS: tl.constexpr,
     TOTAL_EPS: tl.constexpr,
     MIXER_LIMIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -215,8 +218,9 @@ def _route(
     num_real = tl.load(starts_ptr + num_requests)
     places, is_pair = choose(
         ids_ptr, weights_ptr, logits_ptr, bias_ptr, scales_ptr, tokens, num_tokens, num_real,
-        logits_stride, scale, DIVIDES_BY_ALL, IS_SIGMOID, TOTAL_EPS, MIXER_LIMIT, HAS_BIAS,
-        HAS_SCALES, NUM_GROUPS, TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED, PADDED_GROUPS,
+        logits_stride, scale, DIVIDES_BY_ALL, IS_SIGMOID, RANKS_LOGITS, TOTAL_EPS, MIXER_LIMIT,
+        HAS_BIAS, HAS_SCALES, NUM_GROUPS, TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED,
+        PADDED_GROUPS,
     )  # fmt: skip
     if layout is not None:
         count_and_lay_out(
@@ -300,6 +304,7 @@ def constants_of(
     return {
         "DIVIDES_BY_ALL": choice.divides_by_all,
         "IS_SIGMOID": choice.is_sigmoid,
+        "RANKS_LOGITS": choice.ranks_logits,
         "TOTAL_EPS": choice.total_eps,
         "MIXER_LIMIT": choice.mixer_limit,
         "HAS_BIAS": bias is not None,

@@ -26,6 +26,8 @@ class Choice:
         divides_by_all: whether the weights of all experts, and not those of the chosen ones, add up
             to 1. With sigmoids: whether the weights are not divided.
         is_sigmoid: whether ``score = sigmoid(logit)``, and not ``exp(logit) / sum(exp(logits))``.
+        ranks_logits: with sigmoids: whether logits, and not scores, rank the experts, also where
+            there are groups or a bias, which is added to them.
         total_eps: with sigmoids: added to the sum by which the weights are divided.
         num_groups: the number of groups of consecutive experts.
         top_groups: the number of groups that the experts are chosen from.
@@ -39,6 +41,7 @@ class Choice:
 
     divides_by_all: bool
     is_sigmoid: bool = False
+    ranks_logits: bool = False
     total_eps: float = 1e-20
     num_groups: int = 1
     top_groups: int = 1
@@ -59,8 +62,8 @@ def route(
         logits: [tokens, experts].
         top_k: the number of experts for each token.
         choice: how they are chosen.
-        bias: [experts], added to the scores for the choice alone; None: there is none. With a
-            softmax, scores that are NaN do not count in the sum of all then.
+        bias: [experts], added to what ranks experts for the choice alone; None: there is none. With
+            a softmax, scores that are NaN do not count in the sum of all then.
 
     Returns:
         The experts [tokens, top_k] int64, in ascending order, and their weights [tokens, top_k] in
@@ -68,7 +71,8 @@ def route(
     """
     if choice.is_sigmoid:  # logits differ where their sigmoids are both 1
         shares = logits.sigmoid()
-        ranks = logits if bias is None and choice.num_groups == 1 else shares
+        is_plain = choice.ranks_logits or (bias is None and choice.num_groups == 1)
+        ranks = logits if is_plain else shares
     else:
         shares = (logits - _ordered(logits).amax(-1, keepdim=True)).exp()
         ranks = logits if bias is None else shares / shares.nansum(-1, keepdim=True)

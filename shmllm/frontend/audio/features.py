@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shmllm.formats.audio_settings import (
     FRAMES_BEHIND,
     GraniteSpeechSettings,
+    SamplesSettings,
     UnpaddedSettings,
     WhisperSettings,
 )
@@ -54,6 +55,14 @@ def unpadded_log_mel(
     count = settings.count_frames(len(samples))
     whole = np.pad(samples, (0, max(0, settings.fewest - len(samples))))
     return _log_mel(whole, count, settings)
+
+
+def samples_of_frames(
+    samples: NDArray[np.float32], settings: SamplesSettings
+) -> NDArray[np.float32]:
+    """The samples themselves, [frames, num_mels], with zeros behind the last one."""
+    filled = np.pad(samples, (0, -len(samples) % settings.hop))
+    return np.ascontiguousarray(filled.reshape(-1, settings.hop), np.float32)
 
 
 def _log_mel(

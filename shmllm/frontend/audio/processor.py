@@ -19,6 +19,7 @@ from shmllm.formats.audio_settings import (
     FunAsrSettings,
     Gemma4AudioSettings,
     GraniteSpeechSettings,
+    SamplesSettings,
     UnpaddedSettings,
     WhisperSettings,
     read_audio_settings,
@@ -33,12 +34,13 @@ from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
 from shmllm.frontend.placeholders.family import AudioPlaceholder
 
 _TRUNCATION = "truncation"
-_LOG_MEL: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] = {
+_FEATURES: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] = {
     WhisperSettings: features.log_mel,
     UnpaddedSettings: features.unpadded_log_mel,
     Gemma4AudioSettings: gemma4_features.log_mel,
     GraniteSpeechSettings: features.stacked_log_mel,
     FunAsrSettings: kaldi_features.log_mel,
+    SamplesSettings: features.samples_of_frames,
 }
 """What computes features of samples, by the kind of extractor."""
 
@@ -125,7 +127,7 @@ class AudioProcessor(ItemProcessor[Sound]):
             return PreparedItem(np.empty(0, np.float32), grid, 0)
         if behind is None:
             samples = np.pad(samples, silence)
-        found = _LOG_MEL[type(settings)](samples, settings)
+        found = _FEATURES[type(settings)](samples, settings)
         found = found[: None if behind is None else grid[0] + behind]
         found.flags.writeable = False
         return PreparedItem(found, grid, count)
@@ -134,7 +136,7 @@ class AudioProcessor(ItemProcessor[Sound]):
         """All parts of a sound, the last one with silence behind the end."""
         settings = self._settings
         padded = np.pad(samples, (0, -len(samples) % settings.most_samples))
-        found = _LOG_MEL[type(settings)](padded, settings)
+        found = _FEATURES[type(settings)](padded, settings)
         found = found.reshape(-1, settings.most_frames, settings.num_mels)
         found.flags.writeable = False
         grid = (settings.most_frames, 1, 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from shmllm.errors import RequestError
+from shmllm.formats.audio_settings import MOST_SAMPLED_FRAMES
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
 from shmllm.frontend.items.prepared import PreparedItem
@@ -53,8 +54,12 @@ class Gemma4Placeholder(SquaresPlaceholder):
             merge_size=vision.integer("pooling_kernel_size", default=3),
             begin=texts.get("boi_token", "<|image>"),
             end=texts.get("eoi_token", "<image|>"),
-            longest_side=vision.integer("position_embedding_size", default=10_240),
+            longest_side=cls._longest_side(vision),
         )
+
+    @classmethod
+    def _longest_side(cls, vision: Config) -> int:
+        return vision.integer("position_embedding_size", default=10_240)
 
     def expansion(self, item: PreparedItem) -> str:
         return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"
@@ -76,6 +81,7 @@ class Gemma4VideoPlaceholder(VideoPlaceholder):
     """
 
     processors: ClassVar[tuple[str, ...]] = ("Gemma4VideoProcessor",)
+    IMAGE: ClassVar[type[Gemma4Placeholder]] = Gemma4Placeholder
 
     image: Gemma4Placeholder
 
@@ -86,7 +92,7 @@ class Gemma4VideoPlaceholder(VideoPlaceholder):
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
         token = config.integer("video_token_id", default=258_884, minimum=0)
-        image = Gemma4Placeholder.of(config, texts)
+        image = cls.IMAGE.of(config, texts)
         return cls(**one_token("<|video|>", token), image=image, frames_at_once=1)
 
     def expansion(self, item: PreparedItem) -> str:
@@ -101,6 +107,8 @@ class Gemma4AudioPlaceholder(AudioPlaceholder):
     begin, end: the texts of the tokens around a sound.
     """
 
+    MOST_FRAMES: ClassVar[int] = MOST_FRAMES
+
     begin: str
     end: str
 
@@ -112,19 +120,60 @@ class Gemma4AudioPlaceholder(AudioPlaceholder):
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
-        channels = config.table("audio_config").values.get("subsampling_conv_channels")
-        first = channels[0] if isinstance(channels, list) and channels else 128
         token = config.integer("audio_token_id", default=258_881, minimum=0)
         return cls(
             **one_token(texts.get("audio_token", "<|audio|>"), token),
-            num_mels=4 * (first // 4) if type(first) is int else 0,
-            most_frames=MOST_FRAMES,
+            num_mels=cls._num_features(config.table("audio_config")),
+            most_frames=cls.MOST_FRAMES,
             begin=texts.get("boa_token", "<|audio>"),
             end=texts.get("eoa_token", "<audio|>"),
         )
+
+    @classmethod
+    def _num_features(cls, audio: Config) -> int:
+        """The features of a frame."""
+        channels = audio.values.get("subsampling_conv_channels")
+        first = channels[0] if isinstance(channels, list) and channels else 128
+        return 4 * (first // 4) if type(first) is int else 0
 
     def count(self, grid: Grid) -> int:
         return -(-grid[0] // 4)
 
     def expansion(self, item: PreparedItem) -> str:
         return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4UnifiedPlaceholder(Gemma4Placeholder):
+    """Gemma 4 12B: the same."""
+
+    @classmethod
+    def _longest_side(cls, vision: Config) -> int:
+        merge_size = vision.integer("pooling_kernel_size", default=3)
+        return merge_size * vision.integer("mm_posemb_size", default=1120)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4UnifiedVideoPlaceholder(Gemma4VideoPlaceholder):
+    """Gemma 4 12B: the same."""
+
+    processors: ClassVar[tuple[str, ...]] = ("Gemma4UnifiedVideoProcessor",)
+    IMAGE: ClassVar[type[Gemma4Placeholder]] = Gemma4UnifiedPlaceholder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma4UnifiedAudioPlaceholder(Gemma4AudioPlaceholder):
+    """Gemma 4 12B: a token for each frame."""
+
+    MOST_FRAMES: ClassVar[int] = MOST_SAMPLED_FRAMES
+
+    @classmethod
+    def is_taken(cls, config: Config) -> bool:
+        return bool(config.table("audio_config").values)
+
+    @classmethod
+    def _num_features(cls, audio: Config) -> int:
+        return audio.integer("audio_embed_dim", default=640)
+
+    def count(self, grid: Grid) -> int:
+        return grid[0]

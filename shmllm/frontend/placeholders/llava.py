@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from shmllm.formats.joined_tiles import (
@@ -19,7 +20,14 @@ from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
+from shmllm.frontend.placeholders.family import (
+    Config,
+    ImagePlaceholder,
+    VideoPlaceholder,
+    one_token,
+)
+from shmllm.frontend.videos.rules.family import VideoRules
+from shmllm.frontend.videos.rules.tiles import TilesVideoRules
 from shmllm.params.items import Grid
 
 _TOWERS = {"clip_vision_model": (1, 224, 32), "siglip_vision_model": (0, 224, 16)}
@@ -149,3 +157,78 @@ class LlavaOnevisionPlaceholder(LlavaNextPlaceholder):
 
     def count(self, grid: Grid) -> int:
         return self.tokens + 1 if grid[0] == 1 else super().count(grid)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaNextVideoImagePlaceholder(LlavaNextPlaceholder):
+    """LLaVA-NeXT-Video: images as those of LLaVA-NeXT, with another token."""
+
+    TOKEN: ClassVar[int] = 32001
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaOnevisionVideoPlaceholder(VideoPlaceholder):
+    """LLaVA-OneVision: a video token for each square of patches of a frame, also for those that the
+    edge cuts, and one more behind the last frame.
+
+    Attributes:
+        image: how the model's prompts contain images.
+        tokens: the number of embeddings of a frame.
+        behind: that of embeddings behind the last one.
+    """
+
+    processors: ClassVar[tuple[str, ...]] = ("LlavaOnevisionVideoProcessor",)
+    IMAGE: ClassVar[type[LlavaNextPlaceholder]] = LlavaOnevisionPlaceholder
+    TOKEN: ClassVar[int] = 151_647
+
+    image: LlavaNextPlaceholder
+    tokens: int
+    behind: int = 1
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        text, names = texts.get("video_token", "<video>"), ("video_token_id", "video_token_index")
+        token = config.integer(*names, default=cls.TOKEN, minimum=0)
+        image = cls.IMAGE.of(config, texts)
+        return cls(
+            **one_token(text, token),
+            image=image,
+            frames_at_once=1,
+            tokens=cls._side(config, image.patches) ** 2,
+        )
+
+    @classmethod
+    def _side(cls, config: Config, patches: int) -> int:
+        """The number of embeddings in a row of a frame."""
+        return -(-patches // 2)
+
+    def count(self, grid: Grid) -> int:
+        return grid[0] * self.tokens + self.behind
+
+    def expansion(self, item: PreparedItem) -> str:
+        return self.token * item.num_tokens
+
+    def check_rules(self, rules: VideoRules) -> None:
+        side = self.image.side
+        assert isinstance(rules, TilesVideoRules), "the processors make tiles"
+        if (found := rules.of_frames.sides()) != (side, side):
+            raise Config({}).error(
+                f"the vision tower takes frames of {side}x{side} pixels, and the video processor "
+                f"makes frames of {found or 'several sizes'}: change its settings"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaNextVideoPlaceholder(LlavaOnevisionVideoPlaceholder):
+    """LLaVA-NeXT-Video: a video token for each whole square of patches of a frame."""
+
+    processors: ClassVar[tuple[str, ...]] = ("LlavaNextVideoVideoProcessor",)
+    own_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({"do_pad": None})
+    IMAGE: ClassVar[type[LlavaNextPlaceholder]] = LlavaNextVideoImagePlaceholder
+    TOKEN: ClassVar[int] = 32000
+
+    behind: int = 0
+
+    @classmethod
+    def _side(cls, config: Config, patches: int) -> int:
+        return patches // config.integer("spatial_pool_stride", default=2)

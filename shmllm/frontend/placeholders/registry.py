@@ -24,6 +24,9 @@ from shmllm.frontend.placeholders.gemma3 import Gemma3Placeholder
 from shmllm.frontend.placeholders.gemma4 import (
     Gemma4AudioPlaceholder,
     Gemma4Placeholder,
+    Gemma4UnifiedAudioPlaceholder,
+    Gemma4UnifiedPlaceholder,
+    Gemma4UnifiedVideoPlaceholder,
     Gemma4VideoPlaceholder,
 )
 from shmllm.frontend.placeholders.glm4v import (
@@ -44,13 +47,17 @@ from shmllm.frontend.placeholders.idefics3 import (
     Idefics3Placeholder,
 )
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder, QianfanOcrPlaceholder
+from shmllm.frontend.placeholders.janus import JanusPlaceholder
 from shmllm.frontend.placeholders.kimi import KimiK25Placeholder, KimiVLPlaceholder
 from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.lighton_ocr import LightOnOcrPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import (
     LlavaNextPlaceholder,
+    LlavaNextVideoImagePlaceholder,
+    LlavaNextVideoPlaceholder,
     LlavaOnevisionPlaceholder,
+    LlavaOnevisionVideoPlaceholder,
     LlavaPlaceholder,
 )
 from shmllm.frontend.placeholders.minicpmv4_6 import (
@@ -59,6 +66,10 @@ from shmllm.frontend.placeholders.minicpmv4_6 import (
 )
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
 from shmllm.frontend.placeholders.moss import MossPlaceholder
+from shmllm.frontend.placeholders.muse_glimmer import (
+    MuseGlimmerPlaceholder,
+    MuseGlimmerVideoPlaceholder,
+)
 from shmllm.frontend.placeholders.ovis2 import Ovis2Placeholder
 from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import (
@@ -111,12 +122,20 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "LightOnOCRForConditionalGeneration": (LightOnOcrPlaceholder,),
     "LightOnOcrForConditionalGeneration": (LightOnOcrPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),
+    "JanusForConditionalGeneration": (JanusPlaceholder,),
     "KimiK25ForConditionalGeneration": (KimiK25Placeholder,),
     "KimiVLForConditionalGeneration": (KimiVLPlaceholder,),
     "Kimi_K25ForConditionalGeneration": (KimiK25Placeholder,),
     "LlavaForConditionalGeneration": (LlavaPlaceholder,),
     "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),
-    "LlavaOnevisionForConditionalGeneration": (LlavaOnevisionPlaceholder,),
+    "LlavaNextVideoForConditionalGeneration": (
+        LlavaNextVideoImagePlaceholder,
+        LlavaNextVideoPlaceholder,
+    ),
+    "LlavaOnevisionForConditionalGeneration": (
+        LlavaOnevisionPlaceholder,
+        LlavaOnevisionVideoPlaceholder,
+    ),
     "Idefics3ForConditionalGeneration": (Idefics3Placeholder,),
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "MiniCPMOcrForConditionalGeneration": (MiniCPMOcrPlaceholder,),
@@ -124,6 +143,10 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),
     "Ovis2ForConditionalGeneration": (Ovis2Placeholder,),
+    "MuseGlimmerForConditionalGeneration": (
+        MuseGlimmerPlaceholder,
+        MuseGlimmerVideoPlaceholder,
+    ),
     "PaddleOCRVLForConditionalGeneration": (PaddleOcrVlPlaceholder,),
     "PaliGemmaForConditionalGeneration": (PaliGemmaPlaceholder,),
     "QianfanOCRForConditionalGeneration": (QianfanOcrPlaceholder,),
@@ -152,6 +175,11 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
         Gemma4Placeholder,
         Gemma4VideoPlaceholder,
         Gemma4AudioPlaceholder,
+    ),
+    "Gemma4UnifiedForConditionalGeneration": (
+        Gemma4UnifiedPlaceholder,
+        Gemma4UnifiedVideoPlaceholder,
+        Gemma4UnifiedAudioPlaceholder,
     ),
 }
 """One for each modality that the architecture takes."""

@@ -24,7 +24,6 @@ from shmllm.frontend.placeholders.family import VideoPlaceholder
 from shmllm.frontend.videos.opening import EncodedVideo, Frames, decode, open_video
 from shmllm.frontend.videos.rules.family import VideoRules
 from shmllm.frontend.videos.rules.registry import FAMILIES, rules_of_model
-from shmllm.params.items import MOST_ITEM_BYTES
 
 _SOUND = "use_audio_in_video"
 """Whether the sound of a video lies between its frames, in `mm_processor_kwargs` of vLLM."""
@@ -112,8 +111,7 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         indices = [*frames.indices, *[frames.indices[-1]] * behind]
         pixels = np.stack([pixels_of(each) for each in pictures])
         pixels.flags.writeable = False
-        patch = rules.of_frames.patch_size
-        grid = len(pictures) // step, pixels.shape[1] // patch, pixels.shape[2] // patch
+        grid = (len(pictures) // step, *rules.grid_of(*pixels.shape[1:3]))
         rate = frames.rate or rules.rate
         firsts, lasts = indices[::step], indices[step - 1 :: step]
         times = tuple(
@@ -156,16 +154,7 @@ def _shrunk(name: str, rules: VideoRules, picture: Picture, count: int) -> Pictu
         RequestError: its size does not suit the settings, or so many become too many bytes.
     """
 
-    def size_of(width: int, height: int) -> tuple[int, int]:
-        width, height = rules.size_of(width, height, count)
-        if (num_bytes := 3 * width * height * count) > MOST_ITEM_BYTES:
-            raise RequestError(
-                f"{count:,} frames of {width}x{height} pixels are {num_bytes:,} bytes, more than "
-                f"{MOST_ITEM_BYTES:,}: use fewer, or make them smaller by mm_processor_kwargs"
-            )
-        return width, height
-
     try:
-        return rules.of_frames.fitted(picture, size_of)
+        return rules.fitted(picture, count)
     except RequestError as error:
         raise RequestError(f"{name}: {error}", parameter=error.parameter) from None

@@ -8,9 +8,9 @@ from torch import Tensor
 from shmllm.models.audio.conformer_specs import FunAsrTower, SanmLayers
 from shmllm.models.audio.convolutions import convolve_columns
 from shmllm.models.audio.frames import check_frames
-from shmllm.models.audio.qwen2_5_omni import sinusoids
 from shmllm.models.audio.whisper import ENCODER, PROJECTOR
 from shmllm.models.layers import Storage
+from shmllm.models.sinusoids import sinusoids
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.specs import Grid
 

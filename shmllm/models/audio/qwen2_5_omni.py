@@ -6,8 +6,6 @@ not there.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,11 +15,9 @@ from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import Qwen2_5OmniAudioTower
 from shmllm.models.audio.whisper import ENCODER, EPS, WhisperLayer, means_of_pairs
 from shmllm.models.layers import Storage
+from shmllm.models.sinusoids import sinusoids
 from shmllm.models.tower import Tower
 from shmllm.models.vision.specs import Grid
-
-_LONGEST = 10_000.0
-"""The wavelength of the last position embedding, over two pi."""
 
 
 class Qwen2_5OmniAudio(Tower):
@@ -66,12 +62,3 @@ class Qwen2_5OmniAudio(Tower):
         for layer in self._layers:
             x = layer(x, len(chunks))
         return x
-
-
-def sinusoids(count: int, width: int, device: torch.device) -> Tensor:
-    """Returns position embeddings, [count, width] float32: sines of wavelengths that grow, and
-    their cosines behind them (Vaswani et al., 2017, section 3.5)."""
-    step = math.log(_LONGEST) / (width // 2 - 1)
-    rates = torch.exp(-step * torch.arange(width // 2, device=device).float())
-    angles = torch.arange(count, device=device)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], 1)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from shmllm.models.audio.convolutions import KERNEL, convolve_plane
 from shmllm.models.audio.frames import check_frames
-from shmllm.models.audio.qwen2_5_omni import sinusoids
 from shmllm.models.audio.specs import Qwen3OmniAudioTower, num_convolved
 from shmllm.models.audio.whisper import ENCODER, EPS, PROJECTOR, WhisperLayer
 from shmllm.models.layers import Storage
+from shmllm.models.sinusoids import sinusoids
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.specs import Grid
 

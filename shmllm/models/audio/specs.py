@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from shmllm.formats.audio_settings import FRAMES_BEHIND
+from shmllm.formats.audio_settings import FRAMES_BEHIND, MOST_SAMPLED_FRAMES
 from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.specs import Grid
 
@@ -153,6 +153,42 @@ class Gemma4AudioTower:
     def num_embeddings(self, frames: int) -> int:
         """Returns how many embeddings a sound has."""
         return num_positions(num_positions(frames))
+
+    def num_inputs(self, frames: int) -> int:
+        """Returns how many frames the tower reads of a sound."""
+        return frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesTower:
+    """A norm and a projection of the samples of a frame.
+
+    Attributes:
+        num_mels: the samples of a frame, which are its features.
+        eps: of the norm.
+    """
+
+    num_mels: int
+    eps: float
+
+    @property
+    def most_frames(self) -> int:
+        """The most frames of a sound: the longest one that a front end takes."""
+        return MOST_SAMPLED_FRAMES
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the projection: none."""
+        return 0
+
+    @property
+    def most_activations(self) -> int:
+        """About the most numbers of a frame that are in memory at a time."""
+        return 4 * self.num_mels
+
+    def num_embeddings(self, frames: int) -> int:
+        """Returns how many embeddings a sound has."""
+        return frames
 
     def num_inputs(self, frames: int) -> int:
         """Returns how many frames the tower reads of a sound."""

@@ -12,7 +12,7 @@ from shmllm.formats.joined_tiles import JoinedTiles
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.encoder import Encoder
-from shmllm.models.vision.specs import Grid, LlavaNextTower, LlavaTower
+from shmllm.models.vision.specs import Grid, LlavaNextTower, LlavaNextVideoTower, LlavaTower
 from shmllm.models.vision.tiles import Pixels, tiles_of
 
 ENCODER, PROJECTOR = "vision_tower.", "multi_modal_projector."
@@ -43,9 +43,14 @@ class Llava(Tower):
         return torch.cat([self._embed(tile) for tile in tiles_of(pixels, grid)])
 
     def _embed(self, tile: Tensor) -> Tensor:
+        return self._project(self._encode(tile))
+
+    def _encode(self, tile: Tensor) -> Tensor:
         x = self._encoder(tile)
-        x = self._first(x[1:] if self._spec.drops_first else x)
-        return self._second(ACTIVATIONS[self._spec.activation](x))
+        return x[1:] if self._spec.drops_first else x
+
+    def _project(self, x: Tensor) -> Tensor:
+        return self._second(ACTIVATIONS[self._spec.activation](self._first(x)))
 
 
 class LlavaNext(Llava):
@@ -98,6 +103,30 @@ class LlavaOnevision(LlavaNext):
         if grid[0] != 1:
             return super().__call__(pixels, grid)
         return torch.cat([self._embed(tiles_of(pixels, grid)[0]), self._newline[None]])
+
+    def embed_frame(self, frame: Pixels, grid: Grid) -> Tensor:
+        half = -(-self._side // 2)
+        patches = self._embed(tiles_of(frame, grid)[0]).unflatten(0, (self._side, self._side))
+        shrunk = F.interpolate(patches.permute(2, 0, 1)[None], (half, half), mode="bilinear")
+        return shrunk[0].flatten(1).t()
+
+    @property
+    def behind_video(self) -> Tensor:
+        return self._newline[None]
+
+
+class LlavaNextVideo(LlavaNext):
+    """See `specs.LlavaNextVideoTower`."""
+
+    def __init__(self, spec: LlavaNextVideoTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(spec, hidden_size, storage)
+        self._stride = spec.stride
+        self._pool = F.max_pool2d if spec.takes_largest else F.avg_pool2d
+
+    def embed_frame(self, frame: Pixels, grid: Grid) -> Tensor:
+        patches = self._encode(tiles_of(frame, grid)[0]).unflatten(0, (self._side, self._side))
+        pooled = self._pool(patches.permute(2, 0, 1)[None], self._stride)
+        return self._project(pooled[0].flatten(1).t())
 
 
 def _within(begin: int, length: int, end: int) -> slice:

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.layers import Storage
-from shmllm.models.tower import ACTIVATIONS, Tower
+from shmllm.models.tower import Tower
+from shmllm.models.vision.rotated_layer import RotatedLayer
 from shmllm.models.vision.specs import (
     Grid,
 )
-from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, interpolated
+from shmllm.models.vision.squares import Rotation, embed_patches, interpolated
 from shmllm.models.vision.squares_specs import (
     PaddleOcrVlTower,
 )
@@ -39,7 +40,7 @@ class PaddleOcrVl(Tower):
             f"{_ENCODER}embeddings.position_embedding.weight", spec.num_positions, width
         )
         self._layers = [
-            _Layer(spec, f"{_ENCODER}encoder.layers.{layer}", self)
+            RotatedLayer(spec, f"{_ENCODER}encoder.layers.{layer}", spec.eps, self)
             for layer in range(spec.num_layers)
         ]
         self._last_norm = self.make_layer_norm(f"{_ENCODER}post_layernorm", width, spec.eps)
@@ -55,29 +56,6 @@ class PaddleOcrVl(Tower):
         x = x + interpolated(table, grid, spec.merge_size, "bilinear")
         rotation = Rotation(grid, spec, x.device)
         for layer in self._layers:
-            x = layer(x, rotation)
+            x = layer(x, rotation, [])
         squares = self._norm(self._last_norm(x)).view(-1, spec.merged)
         return self._down(F.gelu(self._up(squares)))
-
-
-class _Layer:
-    """One layer: attention to the whole image and an MLP, each behind a LayerNorm."""
-
-    def __init__(self, spec: PaddleOcrVlTower, prefix: str, tower: Tower) -> None:
-        width = spec.hidden_size
-        self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
-        self._norms = [
-            tower.make_layer_norm(f"{prefix}.layer_norm{number}", width, spec.eps)
-            for number in (1, 2)
-        ]
-        names = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
-        self._qkv = tower.make_joined(names, width, width)
-        self._out = tower.make_dense(f"{prefix}.self_attn.out_proj", width, width)
-        self._up = tower.make_dense(f"{prefix}.mlp.fc1", spec.inner, width)
-        self._down = tower.make_dense(f"{prefix}.mlp.fc2", width, spec.inner)
-
-    def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Runs the layer: [patches, width] -> [patches, width]."""
-        qkv = self._qkv(self._norms[0](x))
-        x = x + self._out(attend_within(qkv, self._heads, rotation, []))
-        return x + self._down(self._activation(self._up(self._norms[1](x))))

@@ -21,7 +21,9 @@ from shmllm.models.vision.squares_specs import (
     KimiTower,
     Lfm2VlTower,
     MiniCPMVTower,
+    MuseGlimmerTower,
     PaddleOcrVlTower,
+    PixelsTower,
     PixtralTower,
     Qwen2_5Tower,
     Qwen2Tower,
@@ -95,6 +97,20 @@ class LlavaNextTower(LlavaTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaNextVideoTower(LlavaNextTower):
+    """
+    Attributes:
+        stride: the side of the squares of patches of a frame of a video that become one, without
+            those that the edge cuts.
+        takes_largest: whether a square becomes the largest of each of its numbers; otherwise it
+            becomes the mean.
+    """
+
+    stride: int
+    takes_largest: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlavaOnevisionTower(LlavaNextTower):
     """An image may have one tile, too, behind whose embeddings is the one that ends rows."""
 
@@ -103,6 +119,23 @@ class LlavaOnevisionTower(LlavaNextTower):
         if grid[0] == 1:
             return self.encoder.side**2 + 1
         return super(LlavaOnevisionTower, self).num_embeddings(grid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JanusTower:
+    """An encoder, and projections with its activation between them.
+
+    Attributes:
+        encoder: the encoder.
+        depth: the number of projections.
+    """
+
+    encoder: EncoderSpec
+    depth: int
+
+    @property
+    def num_elements(self) -> int:
+        return self.encoder.num_elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,10 +277,12 @@ class PaliGemmaTower:
 TowerSpec = (
     LlavaTower
     | LlavaNextTower
+    | LlavaNextVideoTower
     | LlavaOnevisionTower
     | Idefics3Tower
     | Ovis2Tower
     | GraniteDoclingTower
+    | JanusTower
     | InternVLTower
     | Llama4Tower
     | AyaVisionTower
@@ -259,12 +294,14 @@ TowerSpec = (
     | Qwen2_5Tower
     | Qwen3Tower
     | PaddleOcrVlTower
+    | PixelsTower
     | PixtralTower
     | Glm4vTower
     | GlmOcrTower
     | KimiTower
     | Lfm2VlTower
     | MiniCPMVTower
+    | MuseGlimmerTower
     | Gemma4Tower
 )
 
@@ -280,12 +317,16 @@ class VideoSpec:
         in_one_piece: whether its embeddings follow one another in a prompt; otherwise each frame is
             an image of its own, behind a text that says its time.
         times: where its frames are on the axis of time.
+        frame_embeddings: how many embeddings a frame has by itself; 0: as many as an image.
+        num_behind: how many follow the last frame.
     """
 
     token: int
     processors: tuple[str, ...]
     in_one_piece: bool
     times: VideoTimes = UNTIMED
+    frame_embeddings: int = 0
+    num_behind: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +375,18 @@ class VisionSpec:
         if isinstance(self.tower, DeepseekOcr2Tower):
             return self.tower.side_of(grid)
         return self.tile_size
+
+    def num_video_embeddings(self, grid: Grid) -> int:
+        """Returns how many embeddings a video has; 0: there is no such video."""
+        assert self.video is not None, "it takes videos"
+        if not self.video.frame_embeddings:
+            return self.num_embeddings(grid)
+        return grid[0] * self.video.frame_embeddings + self.video.num_behind if grid[0] else 0
+
+    @property
+    def num_joined(self) -> int:
+        """The number of frames that become one."""
+        return self.tower.num_frames if isinstance(self.tower, SquaresTower) else 1
 
     @property
     def patch_size(self) -> int:

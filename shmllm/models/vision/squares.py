@@ -86,7 +86,9 @@ def embed_patches(pixels: Tensor, grid: Grid, spec: SquaresTower, projection: De
     return projection(repeated.flatten(1).to(projection.weight.dtype))
 
 
-def interpolated(table: Tensor, grid: Grid, size: int, mode: str = "bicubic") -> Tensor:
+def interpolated(
+    table: Tensor, grid: Grid, size: int, mode: str = "bicubic", padding: str = "border"
+) -> Tensor:
     """Returns the position embeddings [patches, width] of an image, square by square: those of a
     table whose edges are those of the image, interpolated in float32.
 
@@ -95,6 +97,7 @@ def interpolated(table: Tensor, grid: Grid, size: int, mode: str = "bicubic") ->
         grid: the shape of the image.
         size: the side of a square.
         mode: "bilinear" or "bicubic".
+        padding: what is outside of the table: "border", the nearest of its embeddings, or "zeros".
     """
     rows, columns = (
         (torch.arange(count, dtype=torch.float32, device=table.device) + 0.5) / count * 2 - 1
@@ -105,7 +108,7 @@ def interpolated(table: Tensor, grid: Grid, size: int, mode: str = "bicubic") ->
         table.float().permute(2, 0, 1)[None],
         in_squares(places, size)[None, :, None],
         mode=mode,
-        padding_mode="border",
+        padding_mode=padding,
         align_corners=False,
     )
     return found[0, :, :, 0].t().to(table.dtype)
@@ -121,16 +124,24 @@ class Rotation:
         device: where it is computed.
         alternating: whether every other frequency is the rows' and the rest are the columns';
             otherwise both have the former.
+        places: [patches, 2], what stands for row and column of a patch; None: these.
     """
 
     def __init__(
-        self, grid: Grid, spec: RotatedTower, device: torch.device, *, alternating: bool = False
+        self,
+        grid: Grid,
+        spec: RotatedTower,
+        device: torch.device,
+        *,
+        alternating: bool = False,
+        places: Tensor | None = None,
     ) -> None:
         half = spec.hidden_size // spec.num_heads // 2
         exponents = torch.arange(half, dtype=torch.float32, device=device) / half
         of_rows, of_columns = exponents[::2], exponents[int(alternating) :: 2]
         frequencies = 1.0 / spec.theta ** torch.stack([of_rows, of_columns])
-        places = places_in_squares(grid, spec.merge_size, device)
+        if places is None:
+            places = places_in_squares(grid, spec.merge_size, device)
         angles = places[..., None].float() * frequencies
         angles = angles.flatten(1)[:, None]
         self._cos, self._sin = angles.cos(), angles.sin()

@@ -179,6 +179,35 @@ class KimiTower(RotatedTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MuseGlimmerTower(RotatedTower):
+    """
+    Attributes:
+        table_side: the number of rows, and of columns, of the table of positions, and the side of
+            the windows that patches attend within, in patches.
+        full_layers: the layers that attend to the whole image.
+        eps: of the norms before and behind the layers.
+        adapted: the width of the outputs of the first two projections of squares.
+        adapter_activation: the activation behind each of these.
+        last_eps: of the norm of embeddings.
+    """
+
+    table_side: int
+    full_layers: tuple[int, ...]
+    eps: float
+    adapted: int
+    adapter_activation: VisionActivation
+    last_eps: float
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
+        of_patches = 3 * self.num_frames * self.patch_size**2 + self.table_side**2
+        of_squares = self.merge_size**2 * self.adapted
+        return self.hidden_size * (of_layers + of_patches + of_squares) + self.adapted**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GlmOcrTower(RotatedTower):
     """
     Attributes:
@@ -285,6 +314,38 @@ class MiniCPMVTower(SquaresTower):
         of_patches = 3 * self.patch_size**2 + self.table_side**2
         of_merged = 20 * self.inner + 20 * self.hidden_size
         return self.hidden_size * (of_layers + of_patches + of_merged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PixelsTower(SquaresTower):
+    """A projection of the pixels of a square, the embedding of its column and that of its row, and
+    a projection, with norms around each. It has no layers.
+
+    Attributes:
+        eps: of the last norm.
+    """
+
+    eps: float
+
+    @property
+    def side(self) -> int:
+        """The height and the width of a square, in pixels."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that have an embedding, and of columns."""
+        return self.longest_side // self.merge_size
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters, without the last projection."""
+        return self.hidden_size * (3 * self.side**2 + 2 * self.num_rows)
+
+    @property
+    def most_activations(self) -> int:
+        """See `EncoderSpec.most_activations`: four tensors of pixels, six of the stream."""
+        return 4 * 3 * self.patch_size**2 + 6 * self.hidden_size // self.merge_size**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

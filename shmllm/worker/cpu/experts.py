@@ -28,22 +28,25 @@ from shmllm_kernels.cpu.experts import (
     PairWeights,
 )
 from shmllm_kernels.cpu.group_rounding import GROUPINGS
+from shmllm_kernels.cpu.pairs import BLOCK_WORDS, COMBINE, SORT, SORT_LISTED, max_blocks
 from shmllm_kernels.cpu.routing import (
-    BLOCK_WORDS,
-    COMBINE,
     MIXER,
     REPORT,
     ROUTE,
     SCALE_CHOSEN,
     SIGMOID,
+    SIGMOID_OF_TOP,
     SOFTMAX,
-    SORT,
-    SORT_LISTED,
-    max_blocks,
 )
 from shmllm_kernels.cpu.tile_rounding import row_bytes
 
-_SCORES = {"softmax": SOFTMAX, "softmax_of_top": SOFTMAX, "sigmoid": SIGMOID, "mixer": MIXER}
+_SCORES = {
+    "softmax": SOFTMAX,
+    "softmax_of_top": SOFTMAX,
+    "sigmoid": SIGMOID,
+    "sigmoid_of_top": SIGMOID_OF_TOP,
+    "mixer": MIXER,
+}
 """The kernels of choice by `MoESpec.scoring`."""
 
 
@@ -64,7 +67,7 @@ class ExpertBuffers:
         places: [max_tokens, top_k] int64, where each pair lies among the sorted ones.
         tokens: [pairs] int64, the token of each sorted pair.
         firsts: [experts] int64, scratch of the sorting.
-        blocks: see `routing.SORT`.
+        blocks: see `pairs.SORT`.
         activated: [pairs, inner] float32, memory for the output of the activation.
         rounded, rounded_inner: memory for what tiles read instead, the inputs of the pairs and
             those outputs, bytes.

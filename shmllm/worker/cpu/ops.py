@@ -49,13 +49,7 @@ from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.bounded_activation import ACTIVATE_BOUNDED
 from shmllm_kernels.cpu.norms import ADD, SCALE, SCALE_COLUMNS
-from shmllm_kernels.cpu.rows import (
-    ACTIVATE,
-    CLIP,
-    GATHER,
-    PLACE,
-    SCALE_AND_CAP,
-)
+from shmllm_kernels.cpu.rows import ACTIVATE, CLIP, GATHER, PLACE
 from shmllm_kernels.cpu.sparse_activation import ACTIVATE_SPARSE
 from shmllm_kernels.cpu.xielu import XIELU
 
@@ -78,54 +72,6 @@ def record_gather(
     """
     addresses = [indices.ctypes.data, source.data_ptr(), out.data_ptr()]
     program.record(GATHER, [num_rows, *addresses, out.shape[1]], label="gather")
-
-
-class CpuLogitsOps:
-    """Records the operations of `models.logits_ops.LogitsOps` in a kernel program.
-
-    Args:
-        program: the program to record in.
-        products: records matrix products there.
-        num_rows: the address of an int64, the number of rows to compute.
-        logits: [rows, vocab] float32, the result.
-        own_tokens: the tokens of which this process has the rows of the LM head.
-        meetings: where the ranks of a group meet; None: the process is alone.
-    """
-
-    def __init__(
-        self,
-        program: KernelProgram,
-        products: Products,
-        num_rows: int,
-        logits: Tensor,
-        own_tokens: range | None = None,
-        meetings: Meetings | None = None,
-    ) -> None:
-        self._kernels = program
-        self._products = products
-        self._num_rows = num_rows
-        self._logits = logits
-        tokens = own_tokens or range(logits.shape[1])
-        self._own = logits[:, tokens.start : tokens.stop]
-        self._meetings = meetings or Meetings(program, "", Alone())
-
-    def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        self._products.record(self._num_rows, x, linear, self._own)
-        if self._meetings.are_needed:
-            self._meetings.gather()
-        return self._logits
-
-    def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        record_norm(self._kernels, self._num_rows, None, x, norm, x)
-        return x
-
-    def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
-        if not self._meetings.has_rest:
-            return x
-        numbers = [word_of_float(number) for number in (scale, cap or 0.0)]
-        operands = [self._num_rows, x.data_ptr(), x.shape[1], *numbers]
-        self._kernels.record(SCALE_AND_CAP, operands, label="scale_and_cap")
-        return x
 
 
 class CpuOps:

@@ -23,7 +23,8 @@ from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import Link
 from shmllm.worker.cpu.inputs import CpuInputs, Division
-from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
+from shmllm.worker.cpu.logits_ops import CpuLogitsOps
+from shmllm.worker.cpu.ops import CpuOps, record_gather
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.group import Group, Kind
 from shmllm.worker.loaded_runner import Observe

@@ -18,8 +18,9 @@ from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import Meetings, played_by_all
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.instructions import activation_dtype, uses_tiles
+from shmllm.worker.cpu.logits_ops import CpuLogitsOps
 from shmllm.worker.cpu.lora import CpuLora
-from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps, record_gather
+from shmllm.worker.cpu.ops import CpuOps, record_gather
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.group import Alone, Group, Kind
 from shmllm.worker.loaded_runner import Observe

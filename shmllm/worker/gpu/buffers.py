@@ -181,6 +181,7 @@ class GpuBuffers:
             buffer(max_samples, hidden),
             buffer(max_samples, config.num_logits if config.lm_head else 0),
         )
+        self.transformed = buffer(0 if config.transform is None else max_samples, hidden)
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)
             for spec in config.mixtures

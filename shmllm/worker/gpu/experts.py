@@ -365,7 +365,8 @@ def _gate_factors(spec: MoESpec, routing: Routing) -> Tensor | None:
 def _choice_of(spec: MoESpec) -> Choice:
     return Choice(
         divides_by_all=spec.divides_by_all,
-        is_sigmoid=spec.scoring == "sigmoid",
+        is_sigmoid=spec.scoring in ("sigmoid", "sigmoid_of_top"),
+        ranks_logits=spec.scoring == "sigmoid_of_top",
         total_eps=spec.total_eps,
         num_groups=spec.num_groups,
         top_groups=spec.top_groups,

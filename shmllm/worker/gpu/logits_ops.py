@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from shmllm.models.layers import Linear, Norm
+from shmllm.models.transform import Transform
 from shmllm.worker.gpu.group import NoMeetings
-from shmllm_kernels.gpu.norm import rms_norm
+from shmllm_kernels.gpu.activation import activate
+from shmllm_kernels.gpu.norm import layer_norm, rms_norm
 
 
 class Products(Protocol):
@@ -29,23 +32,38 @@ class GpuLogitsOps:
         logits: [rows, vocab], the result; rank 0 of a group has it.
         products: launches matrix products.
         meetings: launches the meetings of the ranks of a group; None: the process is alone.
+        transformed: [rows, hidden], memory for the result of `transform`; None: it takes some.
     """
 
     def __init__(
-        self, logits: Tensor, products: Products, meetings: NoMeetings | None = None
+        self,
+        logits: Tensor,
+        products: Products,
+        meetings: NoMeetings | None = None,
+        transformed: Tensor | None = None,
     ) -> None:
         self._logits = logits
         self._products = products
         self._meetings = meetings or NoMeetings()
+        self._transformed = transformed
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         self._products.linear(self._meetings.logits(self._logits), x, linear)
         self._meetings.gather(self._logits)
         return self._logits
 
+    def transform(self, x: Tensor, transform: Transform) -> Tensor:
+        out = x.new_empty(x.shape) if self._transformed is None else self._transformed
+        self._products.linear(out, x, transform.dense)
+        activate(out, out, transform.spec.activation, is_gated=False)
+        return out
+
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        assert norm.spec.kind == "rms", "no model here has another one behind its layers"
-        rms_norm(x, x, norm.weight, norm.spec.eps, norm.spec.offset)
+        spec = norm.spec
+        if spec.kind == "layer":
+            layer_norm(x, x, norm.weight, norm.bias, spec.eps, offset=spec.offset)
+        else:
+            rms_norm(x, x, norm.weight, spec.eps, spec.offset)
         return x
 
     def scale_and_cap(self, x: Tensor, scale: float, cap: float | None) -> Tensor:
@@ -54,3 +72,8 @@ class GpuLogitsOps:
         if scale != 1:
             x.mul_(scale)
         return x if cap is None else x.div_(cap).tanh_().mul_(cap)
+
+    def forbid_behind(self, x: Tensor, count: int) -> Tensor:
+        if self._meetings.has_rest:
+            x[:, count:].fill_(-torch.inf)
+        return x

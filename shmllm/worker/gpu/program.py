@@ -214,11 +214,13 @@ class GpuProgram:
         counts = [1, MAX_ROWS]
         if has_packed:
             counts += [MAX_ROWS + 1, *ROWS_OF_PRODUCTS[1:]]
-        if self._ops.products.has_many(LEAST_ROWS) and len(self._buffers.logits) >= LEAST_ROWS:
+        if self._ops.products.has_many(LEAST_ROWS):
             counts.append(LEAST_ROWS)
+        most = len(self._buffers.logits)  # for more rows at a time no memory was left
         for count in counts if self._model.config.lm_head else ():
-            self.begin()
-            self.compute_logits(self._buffers.normed[:count])  # of prompts
+            if count <= most:
+                self.begin()
+                self.compute_logits(self._buffers.normed[:count])  # of prompts
 
     def capture(self, on_progress: Progress | None = None) -> CaptureReport:
         captures = self._dispatcher.captures()
@@ -258,13 +260,15 @@ class GpuProgram:
 
     def _compute_sample_logits(self, hidden: Tensor) -> Tensor:
         rows = self._ops.gather_samples(hidden)
-        return self._model.logits(self._logits_ops(self._buffers.logits[: len(rows)]), rows)
+        logits, transformed = self._buffers.logits[: len(rows)], self._buffers.transformed
+        return self._model.logits(self._logits_ops(logits, transformed[: len(rows)]), rows)
 
-    def _logits_ops(self, logits: Tensor) -> GpuLogitsOps:
-        head = self._model.embedding.head
+    def _logits_ops(self, logits: Tensor, transformed: Tensor | None = None) -> GpuLogitsOps:
+        head, transform = self._model.embedding.head, self._model.transform
         is_fused = len(logits) <= MAX_ROWS and head is not None and is_whole(head.weight)
+        is_fused &= transform is None or is_whole(transform.dense.weight)
         products = self._row_products if is_fused else self._ops.products
-        return GpuLogitsOps(logits, products, self._meetings)
+        return GpuLogitsOps(logits, products, self._meetings, transformed)
 
     def _forward(self, descriptor: BatchDescriptor) -> Tensor:
         """Launch the layers of a step. Returns the hidden states, [tokens, hidden]."""

@@ -217,6 +217,15 @@ def test_a_span_that_must_be_whole_is_never_cut():
     bench.run()
 
 
+def test_spans_of_sounds_are_cut_where_those_of_images_are_not():
+    bench = Bench(capacity=20, budget=8, longest_span=8)
+    sound = Item(bytes([3]) * 32, ((2, 14),), (12, 1, 1), modality="audio")
+    bench.add(16, [sound])
+    (first,) = bench.step().counts
+    assert first == 8
+    bench.run()
+
+
 def test_weights_that_change_in_the_middle_of_an_item_encode_it_again():
     bench = Bench(capacity=16, budget=8)
     bench.add(24, [item(1, (4, 18))])

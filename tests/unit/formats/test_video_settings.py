@@ -14,7 +14,7 @@ from shmllm.formats.image_settings import settings_of
 from shmllm.formats.video_settings import read_video_settings
 
 QWEN2, QWEN3 = "Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor"
-NAMES = [QWEN2, QWEN3, "Glm4vVideoProcessor", "Glm46VVideoProcessor"]
+NAMES = [QWEN2, QWEN3, "Glm4vVideoProcessor", "Glm46VVideoProcessor", "MuseGlimmerVideoProcessor"]
 
 
 def write(directory: Path, name: str, values: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 import torch
 from support.model_helpers import (
     allocate,
@@ -16,6 +18,7 @@ from support.model_helpers import (
 )
 from transformers.activations import ACT2CLS
 
+from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
@@ -44,3 +47,34 @@ def test_random_weights_have_the_activation_before_training(tmp_path: Path) -> N
     untrained, x = ACT2CLS["xielu"](dtype=torch.float32), torch.linspace(-4, 4, 101)
     found = xielu(x, model.layers[0].mlp.learned)
     torch.testing.assert_close(found, untrained._xielu_python(x).detach())
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_head_has_rows_for_the_first_tokens(quantization: str | None, tmp_path: Path) -> None:
+    """The logits of the others are minus infinity, whatever the memory behind those rows has."""
+    reference = reference_model("apertus1p5", 4.0, output_vocab_size=60)
+    model = load(save(reference, tmp_path), quantization=quantization)
+    [head] = model.named_weights()["lm_head.weight"]
+    assert head.shape == (60, 48)
+    logits = our_logits(model, TOKENS)
+    assert (logits[:, 60:] == -torch.inf).all()
+    tolerance = 1e-4 if quantization is None else 0.3
+    assert_logits_close(logits[:, :60], reference_logits(reference, TOKENS), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"output_vocab_size": 98}, r"output_vocab_size \(98\) is more than 97 tokens"),
+        ({"output_vocab_size": 0}, "'output_vocab_size' must be an integer of at least 1"),
+        ({"tie_word_embeddings": True}, "not supported with tie_word_embeddings true"),
+    ],
+)
+def test_a_head_of_another_size_is_refused(
+    fields: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    save(reference_model("apertus1p5", output_vocab_size=60), tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(EngineStartError, match=reason):
+        ModelConfig.from_directory(tmp_path)

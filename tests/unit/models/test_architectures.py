@@ -17,7 +17,7 @@ from support.model_helpers import (
     save,
 )
 from support.pooling_models import RECIPES
-from support.reference_models import INDEXER
+from support.reference_models import INDEXER, PHI4_TOWERS
 from support.variants import diagonal, slow
 
 from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
@@ -314,6 +314,14 @@ BLOCKS = [
     }
     for size, factor in ((3, 5.25), (None, 10.5), (2, None))
 ]
+KOLIBRI: dict[str, Any] = EXPERTS | {
+    "head_dim": 16,
+    "layer_types": [SLIDING, FULL, SLIDING],
+    "sliding_window": 7,
+    "shared_expert_intermediate_size": 36,
+}
+FLINT = KOLIBRI | {"mlp_only_layers": [0]}
+ARIA = {"moe_num_experts": 6, "moe_topk": 2, "intermediate_size": 24}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -416,6 +424,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GRANITE | {"num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "granite-hybrid-all-experts": ("granite_moe_hybrid", GRANITE | {"num_experts_per_tok": 6}),
+    "apertus1p5": ("apertus1p5", {}),
+    "aria": ("aria", ARIA),
+    "aria-all-experts": (
+        "aria",
+        ARIA
+        | {"moe_topk": 6, "moe_num_shared_experts": 1, "attention_bias": True, "mlp_bias": True}
+        | {"tie_word_embeddings": True, "num_key_value_heads": None},
+    ),
+    "axk1": ("axk1", LATENT | GROUPS),
+    "axk1-all-experts": (
+        "axk1",
+        LATENT
+        | {"n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "n_shared_experts": 2}
+        | {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}
+        | {"rope_parameters": MSCALE_ROPE},
+    ),
+    "biogpt": ("biogpt", {}),
+    "biogpt-untied": (
+        "biogpt",
+        {"scale_embedding": False, "tie_word_embeddings": False, "hidden_act": "relu"},
+    ),
     "bitnet": ("bitnet", {}),
     "bitnet-biases": (
         "bitnet",
@@ -891,6 +921,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 4, "num_experts_per_tok": 4, "norm_topk_prob": True}
         | {"attention_bias": True, "num_key_value_heads": None},
     ),
+    "flint": ("flint", FLINT),
+    "flint-all-experts": (
+        "flint",
+        FLINT
+        | {"num_experts_per_tok": 6, "norm_topk_prob": False, "attention_bias": True}
+        | {"mlp_only_layers": [], "tie_word_embeddings": True, "rope_parameters": YARN_ROPE},
+    ),
     "gemma2": ("gemma2", GEMMA),
     "gemma2-no-caps": (
         "gemma2",
@@ -1051,6 +1088,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"multi_query": False, "parallel_attn": False, "bias": True, "num_attention_heads": 4}
         | {"activation": "relu", "rope_parameters": ROPE | {"rope_theta": 500.0}},
     ),
+    "cohere-compass": (
+        "cohere_compass",
+        {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 7}
+        | {"rope_parameters": {FULL: None, SLIDING: {**ROPE, "mrope_section": [2, 1, 1]}}},
+    ),
+    "cohere-compass-ropes": (
+        "cohere_compass",
+        {"layer_types": [SLIDING, FULL, FULL], "sliding_window": 7, "attention_bias": True}
+        | {"rope_parameters": {FULL: YARN_ROPE, SLIDING: ROPE}, "logit_scale": 0.3}
+        | {"num_key_value_heads": None, "tie_word_embeddings": False},
+    ),
     "codegen": ("codegen", {"n_inner": 80, "rotary_dim": 4}),
     "codegen-tied": (
         "codegen",
@@ -1072,6 +1120,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hidden_act": "gelu_fast"}
         | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.5}},
     ),
+    "gpt-neox-japanese": ("gpt_neox_japanese", {}),
+    "gpt-neox-japanese-untied": (
+        "gpt_neox_japanese",
+        {"tie_word_embeddings": False, "num_attention_heads": 3, "intermediate_multiple_size": 2}
+        | {"hidden_act": "relu", "layer_norm_eps": 0.1}
+        | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.25}},
+    ),
     "gptj": ("gptj", {"n_inner": 80, "rotary_dim": 4}),
     "gptj-tied": ("gptj", {"rotary_dim": 8, "tie_word_embeddings": True}),
     "helium": ("helium", {"head_dim": 8}),
@@ -1088,11 +1143,45 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("olmo", {}),
     "olmo-clip": ("olmo", {"clip_qkv": 0.25}),
     "olmo-bias": ("olmo", {"attention_bias": True, "tie_word_embeddings": True}),
+    "phi4-multimodal": ("phi4_multimodal", PHI4_TOWERS),
+    "phi4-multimodal-window": (
+        "phi4_multimodal",
+        PHI4_TOWERS
+        | {"sliding_window": 7, "num_key_value_heads": None, "tie_word_embeddings": True}
+        | {"original_max_position_embeddings": 256}
+        | {
+            "rope_parameters": ROPE
+            | {"rope_type": "longrope", "partial_rotary_factor": 0.5}
+            | {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+        },
+    ),
     "phi": ("phi", {}),
     "phi-tied": (
         "phi",
         {"tie_word_embeddings": True, "num_key_value_heads": 6}
         | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.25}},
+    ),
+    "kolibri1": ("kolibri1", KOLIBRI),
+    "kolibri1-all-experts": (
+        "kolibri1",
+        KOLIBRI
+        | {"num_experts_per_tok": 6, "norm_topk_prob": True, "layer_types": [FULL, SLIDING, FULL]}
+        | {"tie_word_embeddings": True, "rope_parameters": YARN_ROPE},
+    ),
+    "modernbert-decoder": (
+        "modernbert_decoder",
+        {"local_attention": 12, "layer_types": [FULL, SLIDING, SLIDING]},
+    ),
+    "modernbert-decoder-biases": (
+        "modernbert_decoder",
+        {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
+        | {"decoder_bias": False, "tie_word_embeddings": False, "classifier_activation": "silu"}
+        | {"hidden_activation": "relu", "norm_eps": 0.1, "local_attention": 8},
+    ),
+    "openai-gpt": ("openai_gpt", {}),
+    "openai-gpt-untied": (
+        "openai_gpt",
+        {"afn": "silu", "tie_word_embeddings": False, "layer_norm_epsilon": 0.1, "n_head": 4},
     ),
     "opt": ("opt", {"ffn_dim": 80}),
     "opt-untied": (
@@ -1110,6 +1199,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "stablelm",
         {"use_parallel_residual": True, "use_qkv_bias": True, "tie_word_embeddings": True}
         | {"rope_parameters": ROPE | {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    ),
+    "xglm": ("xglm", {"ffn_dim": 80}),
+    "xglm-untied": (
+        "xglm",
+        {"ffn_dim": 72, "scale_embedding": False, "tie_word_embeddings": False, "pad_token_id": 1}
+        | {"activation_function": "relu", "attention_heads": 4},
     ),
     "starcoder2": ("starcoder2", {}),
     "starcoder2-window": (
@@ -1196,6 +1291,10 @@ VARIANTS_OF_ROUTERS = {
     "sarvam-mla-all-experts",
     "sarvam-moe-all-experts",
     "laguna-all-experts",
+    "aria-all-experts",
+    "axk1-all-experts",
+    "kolibri1-all-experts",
+    "flint-all-experts",
     "deepseek-all-experts",
     "ling-3-all-experts",
     "lara-mini-all-experts",
@@ -1277,12 +1376,24 @@ BFLOAT16 = [
     "deepseek-v32-all-experts",
     "glm-5-all-experts",
     "laguna-all-experts",
+    "aria-all-experts",
+    "axk1-all-experts",
+    "kolibri1-all-experts",
+    "flint-all-experts",
     "deepseek-all-experts",
     "bailing-moe-v2-all-experts",
     "afmoe-all-experts",
     "cohere2-moe-all-experts",
     "apertus",
+    "apertus1p5",
     "arcee",
+    "biogpt",
+    "cohere-compass",
+    "modernbert-decoder",
+    "phi4-multimodal",
+    "xglm",
+    "gpt-neox-japanese",
+    "openai-gpt",
     "bitnet",
     "bloom",
     "mpt",

@@ -34,6 +34,7 @@ MISTRAL = {"architectures": ["MistralForCausalLM"]}
 OF_DEEPSEEK = (
     "deepseek_v2",
     "deepseek_v3",
+    "axk1",
     "deepseek_v32",
     "sarvam_mla",
     "glm_moe_dsa",
@@ -51,6 +52,15 @@ OTHERS = (
     "baichuan",
     "telechat2",
     "bailing_moe",
+    "aria",
+    "apertus1p5",
+    "biogpt",
+    "cohere_compass",
+    "modernbert_decoder",
+    "phi4_multimodal",
+    "xglm",
+    "gpt_neox_japanese",
+    "openai_gpt",
     "internlm",
     "bitnet",
     "bloom",
@@ -123,7 +133,7 @@ DELTA_NETS = {"num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_val
 FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 OPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), DELTA_NETS),
-    **dict.fromkeys(("hy_v3", "laguna", "mellum"), FEW_EXPERTS),
+    **dict.fromkeys(("flint", "hy_v3", "kolibri1", "laguna", "mellum"), FEW_EXPERTS),
     "mimo_v2_flash": {  # layers with a window have other heads
         **{"layer_types": ["full_attention"] * 3, "head_dim": 24, "n_routed_experts": 4},
         **{"num_experts_per_tok": 2, "moe_intermediate_size": 24},

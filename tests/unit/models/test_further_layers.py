@@ -32,8 +32,9 @@ from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, cache_bytes, layout_of
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.instructions import auto_dtype
+from shmllm.worker.cpu.logits_ops import CpuLogitsOps
 from shmllm.worker.cpu.memory import HostMemory
-from shmllm.worker.cpu.ops import CpuLogitsOps, CpuOps
+from shmllm.worker.cpu.ops import CpuOps
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.cpu.program import check_model
 from shmllm.worker.loading import load_model

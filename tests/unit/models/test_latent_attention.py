@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.absent_fields import assert_absent_fields_agree
 from support.model_helpers import (
     CONFIGS,
     assert_logits_close,
@@ -76,6 +76,7 @@ SIZES = {
 CLASSES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"mistral4": "Mistral4ForCausalLM"}
 REQUIRED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 3},
+    "axk1": {},
     "deepseek_v3": {},
     "deepseek_v32": {},
     "glm_moe_dsa": {},
@@ -92,16 +93,9 @@ REQUIRED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", REQUIRED)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
-    """transformers writes all fields of a configuration."""
     heads = {} if family in ("dots1", "glm4_moe", "solar_open") else {"num_key_value_heads": 32}
     sizes = SIZES | REQUIRED[family] | heads
-    written = CONFIGS[family](**sizes)
-    named = {"architectures": [CLASSES[family]]}
-    for directory, fields in (("few", sizes), ("all", written.to_dict())):
-        (tmp_path / directory).mkdir()
-        (tmp_path / directory / "config.json").write_text(json.dumps(fields | named))
-    few, every = (ModelConfig.from_directory(tmp_path / name) for name in ("few", "all"))
-    assert replace(few, eos_token_ids=every.eos_token_ids) == every
+    assert_absent_fields_agree(tmp_path, CLASSES[family], sizes, CONFIGS[family](**sizes))
 
 
 def test_an_update_has_the_names_of_transformers_modules(tmp_path: Path) -> None:
@@ -303,3 +297,44 @@ def test_a_cache_of_8_bits_is_refused(tmp_path: Path) -> None:
     load = LoadConfig(directory=str(tmp_path), kv_cache_dtype="int8")
     with pytest.raises(EngineStartError, match="kv_cache_dtype='int8' is not possible for Deep"):
         check_model(config, load, "float32")
+
+
+def test_ax_k1_as_its_files_are_published(tmp_path: Path) -> None:
+    """They have norms behind the MLPs of dense layers, too, a further layer, and no biases of the
+    choice."""
+    options = {name: OPTIONS[name] for name in OPTIONS if name != "num_hidden_layers"}
+    reference = reference_model("axk1", 4.0, **options)
+    path = save(reference, tmp_path) / "model.safetensors"
+    with torch.no_grad():
+        for layer in reference.model.layers[1:]:
+            layer.mlp.gate.e_score_correction_bias.zero_()
+    tensors = load_file(path)
+    unread = {name: each for name, each in tensors.items() if "e_score_correction" not in name}
+    norm = tensors["model.layers.1.post_mlp_layernorm.weight"]
+    unread |= {f"model.layers.{i}.post_mlp_layernorm.weight": norm.clone() for i in (0, 3)}
+    save_file(unread, path, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"num_nextn_predict_layers": 1, "topk_method": "greedy"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load(tmp_path)
+    assert "model.layers.0.post_mlp_layernorm.weight" not in model.named_weights()
+    assert_computes(model, reference)
+
+
+def test_ax_k1_has_a_rank_of_queries(tmp_path: Path) -> None:
+    fields = SIZES | {"architectures": ["AXK1ForCausalLM"], "q_lora_rank": None}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(EngineStartError, match="q_lora_rank null is not supported"):
+        ModelConfig.from_directory(tmp_path)
+
+
+def test_an_update_has_the_names_of_modules_of_ax_k1(tmp_path: Path) -> None:
+    model = load(save(reference_model("axk1", **OPTIONS), tmp_path))
+    other = reference_model("axk1", 2.0, **OPTIONS)
+    model.weights_lost()
+    assert "model.layers.1.mlp.post_mlp_layernorm.weight" in model.load_weights(
+        other.named_parameters()
+    )
+    model.load_weights([each for each in other.named_buffers() if "correction" in each[0]])
+    assert not model.missing
+    assert_computes(model, other)

@@ -87,7 +87,7 @@ def test_minimax_01_as_its_authors_write_it(name: str, tmp_path: Path) -> None:
     assert (experts.num_experts, experts.top_k, experts.renormalize) == (32, 2, True)
     alpha = MINIMAX["layernorm_mlp_alpha"]
     assert config.residual_scale == config.layers[0].mixed_scale == 1 / alpha
-    assert config.layers[0].norms.eps_of_sums == (1e-5 / alpha**2,) * 2
+    assert config.layers[0].norms.eps_behind == (1e-5 / alpha**2,) * 2
 
 
 @pytest.mark.parametrize(

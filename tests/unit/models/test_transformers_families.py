@@ -51,7 +51,7 @@ IN_FILES = {
     *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
     *("TeleChat2ForCausalLM", "InternLMForCausalLM", "AquilaForCausalLM", "RWForCausalLM"),
     *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
-    "XverseForCausalLM",
+    *("TeleChat3ForCausalLM", "XverseForCausalLM", "Phi4MMForCausalLM"),
     *("Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM"),
     *("EagleLlamaForCausalLM", "EagleQwen2ForCausalLM", "DFlashDraftModel"),
     "MedusaModel",

@@ -43,11 +43,15 @@ class ClipRules(Rules):
         )
 
     def tiles(self, picture: Picture) -> Tiles:
+        return Tiles(pixels_of(self.fitted(picture))[None], (1, 1, 1))
+
+    def fitted(self, picture: Picture) -> Picture:
+        """The tile of an RGB image."""
         if self.size is not None:
             picture = resized_to(picture, self.size, self.resample)
         if self.crop is not None:
             picture = _middle(picture, *self.crop)
-        return Tiles(pixels_of(picture)[None], (1, 1, 1))
+        return picture
 
     def sides(self) -> tuple[int, int] | None:
         return fixed_sides(self.size) if self.crop is None else self.crop

@@ -12,6 +12,7 @@ from shmllm.frontend.images.picture import MOST_PIXELS, Picture, pixels_of, resi
 from shmllm.frontend.images.rules.family import Grid, Tiles
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.options import Options
+from shmllm.frontend.images.rules.sides import in_square, mean_colour
 
 _ONE_TILE = "pad_to_square"
 
@@ -34,10 +35,7 @@ class LlavaOnevisionRules(LlavaNextRules):
     def _further(cls, options: Options) -> dict[str, Any]:
         if not options.flag("do_resize"):
             raise RequestError("'do_resize' must be true", parameter="do_resize")
-        background = tuple(int(each * 255) for each in options.values["image_mean"])
-        if not all(0 <= each <= 255 for each in background):
-            raise RequestError("'image_mean' must consist of numbers from 0 to 1")
-        return {"one_tile": options.flag(_ONE_TILE), "background": background}
+        return {"one_tile": options.flag(_ONE_TILE), "background": mean_colour(options)}
 
     @classmethod
     def among(cls, count: int) -> Mapping[str, Any]:
@@ -46,8 +44,6 @@ class LlavaOnevisionRules(LlavaNextRules):
     def tiles(self, picture: Picture) -> Tiles:
         if not self.one_tile:
             return super().tiles(picture)
-        from PIL import Image
-
         width, height = picture.size
         side = max(width, height)
         if side**2 > MOST_PIXELS:
@@ -55,8 +51,7 @@ class LlavaOnevisionRules(LlavaNextRules):
                 f"an image of {width}x{height} pixels becomes a square of more than "
                 f"{MOST_PIXELS:,} pixels by the model's settings; crop it"
             )
-        square: Any = Image.new("RGB", (side, side), self.background)
-        square.paste(picture, ((side - width) // 2, (side - height) // 2))
+        square = in_square(picture, self.background)
         pixels = pixels_of(resized(square, self.tile, self.tile, self.resample))
         return Tiles(pixels[None], (1, height, width))
 

@@ -17,12 +17,14 @@ from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.granite_docling import GraniteDoclingRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
+from shmllm.frontend.images.rules.janus import JanusRules
 from shmllm.frontend.images.rules.kimi import KimiRules, KimiVLRules
 from shmllm.frontend.images.rules.lfm2_vl import Lfm2VlRules
 from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
 from shmllm.frontend.images.rules.minicpmv4_6 import MiniCPMVRules
+from shmllm.frontend.images.rules.muse_glimmer import MuseGlimmerRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.ovis2 import Ovis2Rules
 from shmllm.frontend.images.rules.paddleocr_vl import PaddleOcrVlRules
@@ -43,12 +45,14 @@ FAMILIES: dict[str, type[Rules]] = {
     "GotOcr2ImageProcessor": InternVLRules,
     "GraniteDoclingImageProcessor": GraniteDoclingRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,
+    "JanusImageProcessor": JanusRules,
     "KimiK25VisionProcessor": KimiRules,
     "KimiVLImageProcessor": KimiVLRules,
     "Kimi_K25ImageProcessor": KimiRules,
     "Llama4ImageProcessor": Llama4Rules,
     "MiniCPMOcrImageProcessor": MiniCPMVRules,
     "MiniCPMV4_6ImageProcessor": MiniCPMVRules,
+    "MuseGlimmerImageProcessor": MuseGlimmerRules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,
     "Qwen2VLImageProcessor": Qwen2VLRules,
@@ -56,6 +60,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Gemma3ImageProcessor": Gemma3Rules,
     "Gemma4ImageProcessor": Gemma4Rules,
     "Ovis2ImageProcessor": Ovis2Rules,
+    "Gemma4UnifiedImageProcessor": Gemma4Rules,
     "PaddleOCRVLImageProcessor": PaddleOcrVlRules,
     "PixtralImageProcessor": PixtralRules,
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture, resized
+from shmllm.frontend.images.rules.options import Options
 
 FIXED, SHORTEST = ("height", "width"), ("shortest_edge",)
 
@@ -25,3 +28,23 @@ def resized_to(picture: Picture, size: Mapping[str, int], resample: int) -> Pict
     if width <= height:
         return resized(picture, edge, longer, resample)
     return resized(picture, longer, edge, resample)
+
+
+def mean_colour(options: Options) -> tuple[int, ...]:
+    """The colour around an image that is not square, from 0 to 255."""
+    colour = tuple(int(each * 255) for each in options.values["image_mean"])
+    if not all(0 <= each <= 255 for each in colour):
+        raise RequestError("'image_mean' must consist of numbers from 0 to 1")
+    return colour
+
+
+def in_square(picture: Picture, colour: tuple[int, ...]) -> Picture:
+    """A square of a colour with the image in the middle."""
+    from PIL import Image
+
+    width, height = picture.size
+    side = max(width, height)
+    square: Any = Image.new("RGB", (side, side), colour)
+    square.paste(picture, ((side - width) // 2, (side - height) // 2))
+    found: Picture = square
+    return found

@@ -31,9 +31,13 @@ class SiglipRules(Rules):
         return cls(size if options.flag("do_resize") else None, options.filter())
 
     def tiles(self, picture: Picture) -> Tiles:
+        return Tiles(pixels_of(self.fitted(picture))[None], (1, 1, 1))
+
+    def fitted(self, picture: Picture) -> Picture:
+        """The tile of an RGB image."""
         if self.size is not None:
             picture = resized_to(picture, self.size, self.resample)
-        return Tiles(pixels_of(picture)[None], (1, 1, 1))
+        return picture
 
     def sides(self) -> tuple[int, int] | None:
         return fixed_sides(self.size)

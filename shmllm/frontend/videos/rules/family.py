@@ -12,9 +12,12 @@ import numpy as np
 
 from shmllm.errors import RequestError, nearest
 from shmllm.formats.image_settings import ImageSettings
+from shmllm.frontend.images.picture import Picture
+from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.qwen2_vl import LARGEST_RATIO
 from shmllm.frontend.images.rules.squares import BoundedRules, SquaresRules
+from shmllm.params.items import MOST_ITEM_BYTES
 
 LOWEST_RATE, HIGHEST_RATE = 1e-6, 2.0**20
 """The bounds of the frames of a second. Times of frames are finite between them."""
@@ -40,10 +43,10 @@ class VideoRules(ABC):
         rate: how many frames of a second are used, and what frames without a rate have.
     """
 
-    FRAMES: ClassVar[type[SquaresRules]]
+    FRAMES: ClassVar[type[Rules]]
     OVERRIDES: ClassVar[frozenset[str]]
 
-    of_frames: SquaresRules
+    of_frames: Rules
     frames_at_once: int
     samples: bool
     rate: float
@@ -95,6 +98,54 @@ class VideoRules(ABC):
         """
 
     @abstractmethod
+    def fitted(self, picture: Picture, frames: int) -> Picture:
+        """A frame in the model's size.
+
+        Args:
+            picture: the frame.
+            frames: how many are used.
+
+        Raises:
+            RequestError: its size does not suit the settings, or so many become too many bytes.
+        """
+
+    @abstractmethod
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of a frame of the grid, by the sides of a frame in pixels."""
+
+    @abstractmethod
+    def time_text(self, first_s: float, last_s: float) -> str:
+        """What a prompt says of the time of a frame of the grid.
+
+        Args:
+            first_s: the second of the first frame that becomes one of the grid.
+            last_s: the second of the last one.
+        """
+
+
+def checked_size(width: int, height: int, frames: int) -> tuple[int, int]:
+    """Returns width and height of so many frames.
+
+    Raises:
+        RequestError: they are too many bytes.
+    """
+    if (num_bytes := 3 * width * height * frames) > MOST_ITEM_BYTES:
+        raise RequestError(
+            f"{frames:,} frames of {width}x{height} pixels are {num_bytes:,} bytes, more than "
+            f"{MOST_ITEM_BYTES:,}: use fewer, or make them smaller by mm_processor_kwargs"
+        )
+    return width, height
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaresVideoRules(VideoRules):
+    """Frames have any size, as images of the model."""
+
+    FRAMES: ClassVar[type[SquaresRules]]
+
+    of_frames: SquaresRules
+
+    @abstractmethod
     def size_of(self, width: int, height: int, frames: int) -> tuple[int, int]:
         """Width and height of the resized frames.
 
@@ -106,14 +157,36 @@ class VideoRules(ABC):
             RequestError: one side is too long for the other.
         """
 
-    @abstractmethod
-    def time_text(self, first_s: float, last_s: float) -> str:
-        """What a prompt says of the time of a frame of the grid.
+    def fitted(self, picture: Picture, frames: int) -> Picture:
+        def size_of(width: int, height: int) -> tuple[int, int]:
+            return checked_size(*self.size_of(width, height, frames), frames)
 
-        Args:
-            first_s: the second of the first frame that becomes one of the grid.
-            last_s: the second of the last one.
-        """
+        return self.of_frames.fitted(picture, size_of)
+
+    def grid_of(self, height: int, width: int) -> tuple[int, int]:
+        patch = self.of_frames.patch_size
+        return height // patch, width // patch
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvenVideoRules(VideoRules):
+    """Frames lie evenly in a video, as those of transformers' `BaseVideoProcessor`. A video that is
+    shorter than `count` says has all of its frames.
+
+    Attributes:
+        count: how many frames are used; None: as `rate` says.
+    """
+
+    count: int | None
+
+    @classmethod
+    def _further(cls, options: Options, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return {"count": read_count(options, changes)}
+
+    def choose(self, total: int, rate: float) -> list[int]:
+        count = self.count if self.count is not None else int(total / rate * self.rate)
+        count = max(min(count, total), 1)
+        return [index * total // count for index in range(count)]
 
 
 def read_count(options: Options, changes: Mapping[str, Any]) -> int | None:
@@ -129,7 +202,7 @@ def read_count(options: Options, changes: Mapping[str, Any]) -> int | None:
     return options.count("num_frames") if has_count else None
 
 
-class BoundedTogether(VideoRules):
+class BoundedTogether(SquaresVideoRules):
     """The bounds of pixels are those of all frames."""
 
     of_frames: BoundedRules

@@ -12,11 +12,11 @@ import numpy as np
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
 from shmllm.frontend.images.rules.squares import SquaresRules
-from shmllm.frontend.videos.rules.family import BoundedTogether, VideoRules, read_count
+from shmllm.frontend.videos.rules.family import BoundedTogether, SquaresVideoRules, read_count
 
 
 @dataclass(frozen=True, kw_only=True)
-class QwenVideoRules(VideoRules):
+class QwenVideoRules(SquaresVideoRules):
     """
     Attributes:
         count: how many frames are used; None: as `rate` says.

@@ -17,9 +17,9 @@ from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
 from shmllm_kernels.cpu.expert_lora import SHRINK_PAIRS, ExpertAdapters
 from shmllm_kernels.cpu.experts import ADAPTED_DOWN, ADAPTED_GATE_AND_UP, SCRATCH_BYTES
 from shmllm_kernels.cpu.lora import Segment, entry_words
+from shmllm_kernels.cpu.pairs import COMBINE, SORT_LISTED
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
-from shmllm_kernels.cpu.routing import COMBINE, SORT_LISTED
 from shmllm_kernels.reference import moe
 
 NUM_EXPERTS, HIDDEN, INNER, TOP_K = 5, 70, 37, 2

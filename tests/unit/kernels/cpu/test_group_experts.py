@@ -16,8 +16,8 @@ from shmllm_kernels.cpu import KernelProgram
 from shmllm_kernels.cpu.experts import DOWN, GATE_AND_UP, RELU_SQUARED, SCRATCH_BYTES, SILU
 from shmllm_kernels.cpu.group_products import X_KINDS
 from shmllm_kernels.cpu.group_rounding import ROUND, row_bytes
+from shmllm_kernels.cpu.pairs import BLOCK_WORDS, SORT, max_blocks
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
-from shmllm_kernels.cpu.routing import BLOCK_WORDS, SORT, max_blocks
 from shmllm_kernels.cpu.rows import ACTIVATE
 from tests.unit.kernels.cpu.test_experts import random_routing
 from tests.unit.kernels.cpu.test_group_products import multiply_rounded

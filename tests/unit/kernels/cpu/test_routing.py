@@ -158,6 +158,24 @@ def test_groups_agree_with_the_reference_on_ties_and_numbers_that_are_not_finite
             )
 
 
+@pytest.mark.parametrize("divides_by_all", [False, True])
+def test_a_bias_may_rank_experts_with_their_logits(divides_by_all: bool) -> None:
+    """Kolibri 1's router, as transformers writes it."""
+    logits, bias = torch.randn(80, 64) * 4, torch.randn(64) * 4
+    run = MoERun(64, 6, len(logits))
+    choice = Choice(
+        divides_by_all=divides_by_all, is_sigmoid=True, ranks_logits=True, total_eps=0.0
+    )
+    run.route(logits, choice, bias)
+    ids = (logits + bias).topk(6).indices.sort(-1).values
+    weights = logits.double().gather(-1, ids).sigmoid()
+    if not divides_by_all:
+        weights /= weights.sum(-1, keepdim=True)
+    assert torch.equal(run.ids, ids)
+    assert not torch.equal(ids, (logits.sigmoid() + bias).topk(6).indices.sort(-1).values)
+    torch.testing.assert_close(run.weights.double(), weights, atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("scale", [1.0, 40.0])
 def test_a_bias_of_a_softmax_counts_for_the_choice_alone(scale: float) -> None:
     """ERNIE 4.5's router, as transformers writes it. With a scale of 40 some tokens' chosen experts

@@ -12,6 +12,7 @@ from shmllm_kernels.cpu.rows import (
     ACTIVATE,
     CLIP,
     EMBED,
+    FORBID_BEHIND,
     GATHER,
     NUMBERS_AT_ONCE,
     ROPE_TABLES,
@@ -107,6 +108,15 @@ def test_a_row_is_activated_to_the_same_bits_in_any_batch(name: str, is_gated: b
     x = torch.randn(33, 202)
     alone = [activated(name, is_gated, row[None], num_threads=1) for row in x]
     assert torch.equal(activated(name, is_gated, x), torch.cat(alone))
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_columns_are_forbidden_whatever_they_contain(count: int) -> None:
+    x = torch.full((3, 5), torch.nan)
+    run_kernel(FORBID_BEHIND, 2, x, 5, count)
+    assert x[:2, :count].isnan().all()
+    assert (x[:2, count:] == -torch.inf).all()
+    assert x[2].isnan().all()
 
 
 def scaled(x: Tensor, scale: float, cap: float, num_threads: int = 2) -> Tensor:

@@ -33,6 +33,8 @@ OLD_NAMES = (
 )
 """The families whose older files have encoders below "vision_tower.vision_model."."""
 TOWERS = tuple(TOWER_PREFIXES.values())
+CHANGED_ROWS = {"muse_glimmer": ("model.embed_tokens.weight",)}
+"""The weights that are other numbers than those of the file."""
 
 
 def tower_of(weights: dict[str, Any]) -> dict[str, Any]:
@@ -55,17 +57,21 @@ def test_every_weight_of_the_file_that_is_needed_is_loaded(name: str, tmp_path: 
     stored = load_file(tmp_path / "model.safetensors")
     known = {model.destination_name(each, t.shape): t for each, t in stored.items()}
     left_out = [each for each in stored if model.known_name(each) is None]
-    allowed = ("post_layernorm", "encoder.layers.2.", "encoder.layers.1.", "audio_bos_eos_token")
-    allowed += "connector.fine.", "density_router.", "vit_merger."
+    allowed = (
+        *("post_layernorm", "encoder.layers.2.", "encoder.layers.1.", "audio_bos_eos_token"),
+        *("vqmodel.", "generation_", "connector.fine.", "density_router.", "vit_merger."),
+    )
     assert all(any(part in each for part in allowed) for each in left_out)
     assert bool(left_out) == name.startswith(
-        ("llava", "aya", "qwen2_5_omni", "granite", "minicpm_ocr")
+        ("llava", "aya", "qwen2_5_omni", "granite", "janus", "minicpm_ocr")
     )
     needed = {each: tensor for each, tensor in known.items() if each is not None}
     assert model.written(needed) == set(model.named_weights())
     views = model.destinations()
+    for changed in CHANGED_ROWS.get(name, ()):
+        del needed[changed]
     assert_equal({each: views[each][0].clone() for each in needed}, needed)
-    assert len(tower_of(values_of(model))) > 20
+    assert len(tower_of(values_of(model))) > (9 if name == "gemma4_unified" else 20)
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)

@@ -49,6 +49,7 @@ GRIDS: dict[str, list[Grid]] = {
     "glm46v": [(1, 4, 6)],
     "kimi_k25": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "minicpm_ocr": [(1, 8, 12), (1, 2, 6)],
+    "muse_glimmer": [(1, 4, 6), (1, 14, 10), (1, 2, 2), (1, 2, 20)],
     "minicpmv4_6": [(1, 8, 12), (1, 4, 4), (1, 4, 40), (1, 24, 8)],
     "glm_ocr": [(1, 4, 6), (1, 2, 2), (1, 14, 10)],
     "paddleocr_vl": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
@@ -56,6 +57,7 @@ GRIDS: dict[str, list[Grid]] = {
     "lighton_ocr": [(1, 4, 6), (1, 5, 7), (1, 3, 2)],
     "lfm2_vl": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
+    "llava_next_video": [(3, 90, 64)],
     "llava_onevision": [(3, 90, 64), (5, 128, 128), (5, 101, 120), (1, 60, 70)],
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
@@ -68,6 +70,7 @@ GRIDS: dict[str, list[Grid]] = {
     "aya_vision": [(1, 1, 1), (5, 2, 2)],
     "gemma3": [(1, 1, 1), (3, 1, 1)],
     "gemma4": [(1, 4, 6), (1, 2, 2), (1, 14, 20), (1, 140, 2), (1, 2, 140)],
+    "gemma4_unified": [(1, 4, 6), (1, 2, 2), (1, 14, 20), (1, 2, 140)],
     "gemma4-large": [(1, 4, 6)],
 }
 """Images whose windows are whole, cut at one side, at both, and narrower than a window; and tables
@@ -161,6 +164,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Granite-Docling with large squares": (
         "granite_docling",
         {"deepstack_visual_indexes": [0, 1, 2], "scale_factor": 4, "hidden_act": "gelu"},
+        {},
+    ),
+    "Janus with one projection and another activation": (
+        "janus",
+        {"depth": 1, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3},
         {},
     ),
     "Llama 4's larger squares": (
@@ -266,6 +274,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"hidden_act": "gelu", "merge_kernel_size": [3, 3]}
         | {"rope_parameters": {"rope_type": "axial", "rope_theta": 90.0}},
         {"projection_layer_norm_eps": 1e-3},
+    ),
+    "Muse Glimmer with other wavelengths, activations, squares and layers": (
+        "muse_glimmer",
+        {"hidden_act": "silu", "merge_size": 1, "patch_temporal": 2, "layer_norm_eps": 1e-3}
+        | {"layer_types": None, "pos_emb_height": 5, "pos_emb_width": 5}
+        | {"rope_parameters": {"rope_type": "axial", "rope_theta": 90.0}},
+        {"out_hidden_size": 32, "projector_hidden_act": "silu"},
     ),
     "LightOnOCR with larger squares, wavelengths and another activation": (
         "lighton_ocr",

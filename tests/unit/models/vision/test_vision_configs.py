@@ -237,6 +237,12 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("exaone4_5", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from the lang"),
     ("exaone4_5", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
     ("exaone4_5", TEXT, {"model_type": "exaone_moe"}, "model_type 'exaone_moe' is not supported"),
+    ("janus", VISION, {"model_type": "siglip_vision_model"}, "supported: janus_vision_model"),
+    ("janus", VISION, {"use_qk_norm": True}, "use_qk_norm True is not supported"),
+    ("janus", VISION, {"attention_bias": False}, "attention_bias False is not supported"),
+    ("janus", VISION, {"projection_dim": 32}, r"projection_dim \(32\) differs from the language"),
+    ("janus", VISION, {"mlp_ratio": 0.001}, "mlp_ratio leaves no MLP"),
+    ("janus", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
     ("kimi_k25", VISION, {"model_type": "siglip_vision_model"}, "supported: kimi_k25_vision"),
     ("kimi_k25", VISION, {"num_attention_heads": 3}, r"num_attention_heads \(3\) must divide"),
     ("kimi_k25", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
@@ -379,6 +385,12 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("gemma4", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
     ("gemma4", TEXT, {"use_bidirectional_attention": "all"}, "attention 'all' is not supported"),
     ("gemma4", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("gemma4_unified", VISION, {"model_type": "gemma4_vision"}, "supported: gemma4_unified_vision"),
+    ("gemma4_unified", VISION, {"output_proj_dims": 9}, r"output_proj_dims \(9\) differs from mm_"),
+    ("gemma4_unified", VISION, {"mm_posemb_size": 0}, "'mm_posemb_size' must be an integer"),
+    ("gemma4_unified", OUTER, {"audio_config": {"model_type": "x"}}, "supported: gemma4_unified_a"),
+    ("gemma4_unified", OUTER, {"video_token_id": 512}, r"video_token_id \(512\) is no token"),
+    ("gemma4_unified", TEXT, {"use_bidirectional_attention": "all"}, "'all' is not supported"),
     ("glm4v", VISION, {"model_type": "qwen2_vl"}, "supported: glm4v_vision, glm4v"),
     ("glm4v", VISION, {"in_channels": 1}, "in_channels 1 is not supported; supported: 3"),
     ("glm4v", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
@@ -418,6 +430,20 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("paddleocr_vl", TEXT, {"rope_parameters": {"mrope_section": [3, 3, 3]}}, "must add up to"),
     ("paddleocr_vl", TEXT, {"layer_types": ["sliding_attention"] * 3}, "'sliding_attention' is"),
     ("paddleocr_vl", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("muse_glimmer", VISION, {"model_type": "kimi_k25_vision"}, "supported: muse_glimmer_vision"),
+    ("muse_glimmer", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
+    ("muse_glimmer", VISION, {"pos_emb_width": 5}, r"pos_emb_width \(5\) differs from pos_emb_h"),
+    ("muse_glimmer", VISION, {"pos_emb_height": 7, "pos_emb_width": 7}, "must be a multiple of"),
+    ("muse_glimmer", VISION, {"layer_types": ["x"] * 3}, "layer type 'x' is not supported"),
+    ("muse_glimmer", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("muse_glimmer", VISION, {"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn' is not"),
+    ("muse_glimmer", OUTER, {"out_hidden_size": 64}, r"out_hidden_size \(64\) is not that of 4"),
+    ("muse_glimmer", OUTER, {"projector_hidden_act": "x"}, "projector_hidden_act 'x' is not"),
+    ("muse_glimmer", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
+    ("muse_glimmer", TEXT, {"attention_bias": True}, "attention_bias True is not supported"),
+    ("muse_glimmer", TEXT, {"layer_rope_theta": [1e4, 0, 5.0, 0]}, "layer_rope_theta 5.0 is not"),
+    ("muse_glimmer", TEXT, {"layer_rope_theta": [0]}, "must have a number for each of 4 layers"),
+    ("muse_glimmer", TEXT, {"hidden_activation": "x"}, "hidden_activation 'x' is not supported"),
     ("mistral3", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
     ("mistral3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
     ("mistral3", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
@@ -545,7 +571,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.patch_size == of_images.get("sam_config", of_images)["patch_size"]
     assert vision.tile_size == (0 if any_size else 128 if name in TWO_SIZES else 64)
     counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28}
-    counts |= {"llava_next": 16 + 8 * 5, "llava_onevision": 16 + 8 * 5}
+    counts |= dict.fromkeys(JOINED, 16 + 8 * 5)
     counts |= dict.fromkeys(("aya_vision", "cohere2_vision", "granite_docling", "qianfan_ocr"), 28)
     counts |= {"deepseek_ocr2": 6 * 144, "ovis2": 7 * 4 + 8}
     grid = (3, 128, 64) if name in JOINED else (6 if name in TWO_SIZES else 7, 2, 3)
@@ -689,6 +715,20 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert (tower.clips, tower.standardizes) == (theirs.use_clipped_linears, theirs.standardize)
     assert tower.longest_side == theirs.position_embedding_size
     assert (found.image_token, found.both_ways) == (gemma.image_token_id, False)
+
+    name = {"architectures": ["Gemma4UnifiedForConditionalGeneration"]}
+    parts = ("text_config", "vision_config", "audio_config")
+    unified = transformers.Gemma4UnifiedConfig(**{part: {} for part in parts}).to_dict() | name
+    unified["text_config"]["eos_token_id"] = None
+    given = read(tmp_path, name | {part: {"a": 1} for part in parts})
+    assert read(tmp_path, unified) == given
+    assert given.audio is not None
+
+    name = {"architectures": ["MuseGlimmerForConditionalGeneration"]}
+    of_muse = {"text_config": {"a": 1}, "vision_config": {"a": 1}}
+    muse = transformers.MuseGlimmerConfig().to_dict() | name
+    muse["text_config"]["eos_token_id"] = None
+    assert read(tmp_path, muse) == read(tmp_path, name | of_muse)
 
     smol = transformers.SmolVLMConfig(text_config={"model_type": "llama"})
     whole = smol.to_dict() | {"architectures": ["SmolVLMForConditionalGeneration"]}

@@ -12,7 +12,7 @@ from shmllm.models.specs import MoESpec
 from shmllm.worker.cpu.experts import ExpertBuffers, ExpertOps
 from shmllm.worker.cpu.products import Products
 from shmllm_kernels.cpu import Kernel
-from shmllm_kernels.cpu.routing import SORT
+from shmllm_kernels.cpu.pairs import SORT
 
 SPEC = MoESpec(num_experts=6, top_k=2, inner=8)
 HIDDEN, MAX_TOKENS = 16, 10

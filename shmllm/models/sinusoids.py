@@ -1,0 +1,20 @@
+"""Sinusoids of positions (Vaswani et al., 2017, section 3.5)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_LONGEST = 10_000.0
+"""The ratio of the longest wavelength to the shortest."""
+
+
+def sinusoids(count: int, width: int, device: torch.device | None = None) -> Tensor:
+    """Returns position embeddings, [count, width] float32: sines of wavelengths that grow, and
+    their cosines behind them. The width is even."""
+    step = math.log(_LONGEST) / (width // 2 - 1)
+    rates = torch.exp(-step * torch.arange(width // 2, device=device).float())
+    angles = torch.arange(count, device=device)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], 1)
