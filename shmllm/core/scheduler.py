@@ -35,7 +35,7 @@ from shmllm.core.request import Request, RequestStatus
 from shmllm.core.rows import Rows
 from shmllm.core.scheduler_stats import Failure, SchedulerStats
 from shmllm.core.steady_decode import SteadySteps
-from shmllm.core.step_outputs import StepOutputs, attach_logprobs, attach_routed_experts
+from shmllm.core.step_outputs import StepOutputs, attach_details
 from shmllm.core.waiting_queue import WaitingQueue
 from shmllm.errors import RequestError
 from shmllm.outputs.columns import FinishReason, OutputColumns
@@ -216,10 +216,7 @@ class Scheduler:
         outputs = self._steady.apply(plan, result)
         if outputs is None:
             outputs = self._apply_each(plan, result)
-        if result.logprobs is not None:
-            attach_logprobs(plan, result, outputs)
-        if result.routed_experts:
-            attach_routed_experts(plan, result, outputs)
+        attach_details(plan, result, outputs)
         self.stats.generated_tokens += sum(len(each.token_ids) for each in outputs.values())
         return outputs
 

@@ -150,7 +150,16 @@ def _end(request: Request, reason: FinishReason, finish: Finish, fail: Fail) -> 
     return reason
 
 
-def attach_logprobs(plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]) -> None:
+def attach_details(plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]) -> None:
+    """Attach log-probabilities and experts of tokens to the rows of their requests, if there are
+    any."""
+    if result.logprobs is not None:
+        _attach_logprobs(plan, result, outputs)
+    if result.routed_experts:
+        _attach_routed_experts(plan, result, outputs)
+
+
+def _attach_logprobs(plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]) -> None:
     """Attach the log-probabilities of sampled tokens to the rows of their requests.
 
     A request that was aborted while the step ran has no row, so its log-probabilities are
@@ -174,10 +183,10 @@ def attach_logprobs(plan: StepPlan, result: StepResult, outputs: dict[int, Outpu
         outputs[client].logprobs = result.logprobs.columns(spans, in_rows)
 
 
-def attach_routed_experts(
+def _attach_routed_experts(
     plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]
 ) -> None:
-    """Attach the experts of tokens to the rows of their requests, as `attach_logprobs` does."""
+    """Attach the experts of tokens to the rows of their requests, as `_attach_logprobs` does."""
     rows = _rows_of(outputs)
     for index, piece in zip(plan.samples, result.routed_experts, strict=True):
         request = plan.requests[index]

@@ -32,7 +32,7 @@ from shmllm.models.mixer_specs import (
     LatentAttentionSpec,
     MixerSpec,
 )
-from shmllm.models.model_size import num_elements
+from shmllm.models.model_size import problem_of_size
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
@@ -50,10 +50,6 @@ __all__ = ["ModelConfig", "RopeConfig"]
 
 Pooled = Literal["CLS", "LAST", "MEAN"]
 """The hidden states of a prompt that are pooled: the first token's, the last one's, or the mean."""
-
-MOST_PARAMETERS = 2**44
-"""Ten times those of the largest models. Sizes beyond come from a damaged file, and products of
-them are numbers that no tensor can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +197,8 @@ class ModelConfig:
             config = replace(config, layers=attend_both_ways(config.layers, fields))
         if is_quantized and config.transposed:
             raise fields.error("quantized checkpoints of this family are not supported")
-        if (count := num_elements(config)) > MOST_PARAMETERS:
-            raise fields.error(f"its sizes are those of {count:,} parameters: one of them is wrong")
+        if problem := problem_of_size(config):
+            raise fields.error(problem)
         generates = purpose_of(architecture) is Purpose.GENERATE and not config.both_ways
         return replace(
             config,
@@ -347,9 +343,8 @@ class ModelConfig:
     @property
     def layer_state_bytes(self) -> tuple[int, ...]:
         """The size of a request's state in each layer; 0 for those without one."""
-        return tuple(
-            sum(mixer.state_bytes for mixer in layer.mixers) for layer in self.loaded_layers
-        )
+        layers = self.loaded_layers
+        return tuple(sum(mixer.state_bytes for mixer in layer.mixers) for layer in layers)
 
     @property
     def layer_kv(self) -> tuple[KVHeads | None, ...]:
@@ -391,9 +386,8 @@ class ModelConfig:
         """
         if count > len(self.further_layers):
             raise EngineStartError(
-                f"method mtp needs {count} of the layers that predict further tokens, and a "
-                f"checkpoint of {self.architecture} with these fields has "
-                f"{len(self.further_layers)}"
+                f"method mtp needs {count} of the layers that predict further tokens: a checkpoint "
+                f"of {self.architecture} with these fields has {len(self.further_layers)}"
             )
         return replace(self, num_further=count)
 

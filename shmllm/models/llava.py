@@ -16,7 +16,8 @@ from shmllm.models.vision.fields import (
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import LlavaTower, VisionSpec
+from shmllm.models.vision.llava_specs import LlavaTower
+from shmllm.models.vision.specs import VisionSpec
 
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 32000, "intermediate_size": 11008},

@@ -12,7 +12,8 @@ from shmllm.formats.joined_tiles import DEFAULT_SIZES, Size, read_sizes
 from shmllm.models import llava
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.vision.specs import LlavaNextTower, LlavaTower, VisionSpec
+from shmllm.models.vision.llava_specs import LlavaNextTower, LlavaTower
+from shmllm.models.vision.specs import VisionSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from shmllm.models import llava, llava_next
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.vision.llava_specs import LlavaNextTower, LlavaNextVideoTower
 from shmllm.models.vision.qwen_fields import ItemTokens, read_video
-from shmllm.models.vision.specs import LlavaNextTower, LlavaNextVideoTower, VisionSpec
+from shmllm.models.vision.specs import VisionSpec
 
 _TOKENS = ItemTokens(32001, 32000)
 _DEFAULTS = llava.Defaults(image_token=_TOKENS.image)

@@ -9,8 +9,9 @@ from shmllm.formats.joined_tiles import ONEVISION_SIZES, read_most_tiles
 from shmllm.models import llava, llava_next
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.vision.llava_specs import LlavaOnevisionTower
 from shmllm.models.vision.qwen_fields import ItemTokens, read_video
-from shmllm.models.vision.specs import LlavaOnevisionTower, VisionSpec
+from shmllm.models.vision.specs import VisionSpec
 
 _TIED = "tie_word_embeddings"
 _TOKENS = ItemTokens(151_646, 151_647)

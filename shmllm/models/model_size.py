@@ -9,6 +9,10 @@ from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.specs import FeedForwardSpec
 from shmllm.models.stream_specs import PerLayerSpec
 
+MOST_PARAMETERS = 2**44
+"""Ten times those of the largest models. Sizes beyond come from a damaged file, and products of
+them are numbers that no tensor can have."""
+
 
 class Sizes(Protocol):
     """What of a `ModelConfig` decides on its size."""
@@ -44,3 +48,11 @@ def num_elements(model: Sizes) -> int:
     specs = {id(spec): spec for spec in model.towers.values()}
     of_towers: int = sum(spec.tower.num_elements for spec in specs.values())
     return rows * model.hidden_size + of_layers + of_towers
+
+
+def problem_of_size(model: Sizes) -> str:
+    """Returns what is wrong with a model's sizes; "" if nothing is."""
+    count = num_elements(model)
+    if count <= MOST_PARAMETERS:
+        return ""
+    return f"its sizes are those of {count:,} parameters: one of them is wrong"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -19,23 +18,8 @@ from shmllm.models.logits_ops import LinearOps
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
+from shmllm.models.routing import Routing
 from shmllm.models.short_convolution import ShortConvolution
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Which experts compute each token.
-
-    Attributes:
-        ids: [tokens, top_k], in ascending order.
-        weights: [tokens, top_k], the factors of their outputs, or of their inputs.
-        shared_gates: [tokens], before the sigmoid that makes a factor of the shared expert's
-            output of them; None: the factor is 1.
-    """
-
-    ids: Tensor
-    weights: Tensor
-    shared_gates: Tensor | None
 
 
 class Ops(LinearOps, Protocol):

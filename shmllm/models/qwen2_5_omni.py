@@ -13,7 +13,8 @@ from typing import Any
 
 from shmllm.models import qwen2, qwen2_5_vl, qwen2_vl
 from shmllm.models.audio.fields import read_omni_encoder
-from shmllm.models.audio.specs import AudioSpec, Qwen2_5OmniAudioTower
+from shmllm.models.audio.omni_specs import Qwen2_5OmniAudioTower
+from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.qwen2_audio import AUDIO_TOKEN

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shmllm.models.layers import NamedWeights, Storage
 from shmllm.models.vision.encoder_spec import VisionActivation
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 from shmllm.models.weight_names import BOUND_SUFFIXES, renamed, tower_name
 
 Projection = Callable[[Tensor], Tensor]

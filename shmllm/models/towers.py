@@ -12,6 +12,7 @@ from shmllm.models.audio.gemma4 import Gemma4Audio
 from shmllm.models.audio.glmasr import GlmAsr
 from shmllm.models.audio.granite_speech import GraniteSpeech
 from shmllm.models.audio.moss import Moss
+from shmllm.models.audio.omni_specs import Qwen2_5OmniAudioTower, Qwen3OmniAudioTower
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
 from shmllm.models.audio.qwen3_omni import Qwen3OmniAudio
 from shmllm.models.audio.samples import Samples
@@ -22,8 +23,6 @@ from shmllm.models.audio.specs import (
     GlmAsrTower,
     KeysTower,
     MossTower,
-    Qwen2_5OmniAudioTower,
-    Qwen3OmniAudioTower,
     SamplesTower,
     VoxtralTower,
     WhisperTower,
@@ -47,6 +46,12 @@ from shmllm.models.vision.kimi import Kimi
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaNextVideo, LlavaOnevision
+from shmllm.models.vision.llava_specs import (
+    LlavaNextTower,
+    LlavaNextVideoTower,
+    LlavaOnevisionTower,
+    LlavaTower,
+)
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
 from shmllm.models.vision.muse_glimmer import MuseGlimmer
 from shmllm.models.vision.ovis2 import Ovis2
@@ -67,10 +72,6 @@ from shmllm.models.vision.specs import (
     InternVLTower,
     JanusTower,
     Llama4Tower,
-    LlavaNextTower,
-    LlavaNextVideoTower,
-    LlavaOnevisionTower,
-    LlavaTower,
     PaliGemmaTower,
     VisionSpec,
 )

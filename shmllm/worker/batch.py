@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shmllm.core.plan import NewRequest, StepPlan
-from shmllm.models.mixer_specs import Ahead, Encoded
-from shmllm.models.rope_config import NUM_AXES, UNTIMED, VideoTimes
+from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.item_places import item_ends
 from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
 from shmllm.worker.rope_positions import PlacedGrid, RopePositions
+from shmllm.worker.step_inputs import StepInputs
 
 NO_ROWS: LongArray = np.zeros(0, np.int64)
 Alternatives = int | LongArray
@@ -36,77 +36,6 @@ EMBEDDED = -1
 """The token id of a token whose embedding a prompt has given."""
 SAMPLED_FOR_ROW = -2
 """The token id `SAMPLED_FOR_ROW - row` stands for the token that was sampled last for `row`."""
-
-
-@dataclass(slots=True)
-class StepInputs:
-    """The inputs of one step with T tokens of S requests, behind N of which a token is sampled.
-
-    A request with D drafted tokens gets 1 + D sampled: one behind its last known token, and one
-    behind each drafted token. Its samples follow each other.
-
-    Attributes:
-        token_ids: (T,) int64, token ids; SAMPLED_FOR_ROW - row for tokens that only the device
-            knows.
-        positions: (T,) int64, the position of each token in its request, from 0.
-        token_types: (T,) int64, 1 for the tokens of the second text of a pair, else 0.
-        slot_mapping: (G, T) int64, the slot of the KV cache for each token's key and value in each
-            group of layers.
-        rows: (S,) int64, the row of each request.
-        first_tokens: (S,) int64, the index of each request's first token among the T.
-        counts: (S,) int64, the number of tokens of each request in this step.
-        context_lens: (S,) int64, the number of tokens of each request with this step's.
-        sample_tokens: (N,) int64, the indices among the T of the tokens whose successor is
-            sampled.
-        sample_rows: (N,) int64, the rows of their requests.
-        sample_positions: (N,) int64, the position that each sampled token will have.
-        rope_positions: (3, T) int64, the position of each token on three axes, time, row and
-            column, for rotations by sections; None: it is `positions` on all three.
-        item_ends: (T,) int64, the position behind the item, say an image, or the prompt that each
-            token belongs to, or behind its own; None: all are behind their own.
-    """
-
-    token_ids: LongArray
-    positions: LongArray
-    token_types: LongArray
-    slot_mapping: LongArray
-    rows: LongArray
-    first_tokens: LongArray
-    counts: LongArray
-    context_lens: LongArray
-    sample_tokens: LongArray
-    sample_rows: LongArray
-    sample_positions: LongArray
-    rope_positions: LongArray | None = None
-    item_ends: LongArray | None = None
-
-    @property
-    def positions_on_axes(self) -> LongArray:
-        """`rope_positions`, also where the axes are alike: (3, T) int64, not to be written."""
-        if self.rope_positions is not None:
-            return self.rope_positions
-        return np.broadcast_to(self.positions, (NUM_AXES, len(self.positions)))
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether an item that some token belongs to goes on behind it."""
-        ends = self.item_ends
-        return ends is not None and bool((ends > self.positions + 1).any())
-
-    def ends_of_keys(self, ahead: Ahead) -> LongArray:
-        """Return (T,) int64, the position behind the last one that each token attends to.
-
-        Args:
-            ahead: see `AttentionSpec.ahead`.
-        """
-        if isinstance(ahead, Encoded):
-            return np.full(len(self.positions), ahead.length)
-        ends = np.repeat(self.context_lens, self.counts)
-        if ahead is None:
-            return ends
-        if isinstance(ahead, int):
-            return np.minimum(ends, self.positions + ahead + 1)
-        return self.positions + 1 if self.item_ends is None else np.minimum(ends, self.item_ends)
 
 
 @dataclass(slots=True)

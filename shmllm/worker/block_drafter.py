@@ -15,9 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from shmllm.core.plan import StepPlan
-from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
+from shmllm.worker.batch import NO_ROWS, InputBatch
 from shmllm.worker.multi_token_prediction import FurtherSteps, gather, without_samples
 from shmllm.worker.step_drafter import PendingDrafts
+from shmllm.worker.step_inputs import StepInputs
 
 
 class BlockDrafter:

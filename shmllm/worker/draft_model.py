@@ -19,8 +19,9 @@ from torch import Tensor
 from shmllm.core.plan import StepPlan
 from shmllm.core.shared_blocks import KEYS_AND_VALUES
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.step_drafter import PendingDrafts
+from shmllm.worker.step_inputs import StepInputs
 
 
 class DraftSteps(Protocol):

@@ -17,11 +17,12 @@ from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.item_encoders import Encoder, Send, make_encoder
 from shmllm.worker.item_places import item_places
 from shmllm.worker.loading import LoadedModel, item_info
 from shmllm.worker.prompt_embeds import FoundEmbeds
+from shmllm.worker.step_inputs import StepInputs
 
 
 class PrefixWriter(Protocol):

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.multi_token_prediction import last_accepted
 from shmllm.worker.step_drafter import PendingDrafts
+from shmllm.worker.step_inputs import StepInputs
 
 
 class HeadSteps(Protocol):

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
+from shmllm.worker.batch import NO_ROWS, InputBatch
 from shmllm.worker.step_drafter import PendingDrafts
+from shmllm.worker.step_inputs import StepInputs
 
 
 class FurtherSteps(Protocol):

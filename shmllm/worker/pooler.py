@@ -15,7 +15,7 @@ from shmllm.core.plan import Pool, StepPlan
 from shmllm.outputs.columns import Piece
 from shmllm.outputs.rows import Rows, normalized
 from shmllm.params.pooling import PoolingType
-from shmllm.worker.batch import StepInputs
+from shmllm.worker.step_inputs import StepInputs
 
 FLOAT_BYTES = 4
 ROWS_AT_ONCE = 64

@@ -10,7 +10,8 @@ import torch
 from shmllm.core.plan import StepPlan
 from shmllm.errors import RequestError
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import EMBEDDED, StepInputs
+from shmllm.worker.batch import EMBEDDED
+from shmllm.worker.step_inputs import StepInputs
 
 LARGEST = 1e15
 """Larger embeddings overflow: RMS norms add up squares in float32."""

@@ -22,7 +22,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Allocator
 from shmllm.outputs.columns import Piece
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
+from shmllm.worker.step_inputs import StepInputs
 
 
 def routed_info(config: ModelConfig) -> RoutedInfo | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.batch import StepInputs
+from shmllm.worker.step_inputs import StepInputs
 
 
 class PendingDrafts(NamedTuple):

@@ -21,12 +21,13 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.params.sampling import SamplingParams
 from shmllm.params.thinking import ThinkingBudget
-from shmllm.worker.batch import NO_ROWS, InputBatch, StepInputs
+from shmllm.worker.batch import NO_ROWS, InputBatch
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.sampler import GpuSampler
 from shmllm.worker.grammar_masks import PendingMasks
 from shmllm.worker.logits_processors import apply_logits_processors
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.reference import sampling as plain
 from shmllm_kernels.reference.sampling import SamplingColumns
 

@@ -20,7 +20,7 @@ from shmllm.models.create import create_model, stored_parts
 from shmllm.models.rope_config import needs_axes
 from shmllm.models.weights import load_weights, stored_kinds
 from shmllm.params.sampling import SamplingParams
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache, block_bytes, cache_bytes
 from shmllm.worker.gpu.device import Device
@@ -28,6 +28,7 @@ from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.program import GpuProgram
 from shmllm.worker.rope_positions import PlacedGrid
+from shmllm.worker.step_inputs import StepInputs
 
 BLOCK_SIZE = 8
 MAX_LENGTH = 64

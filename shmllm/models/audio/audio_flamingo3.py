@@ -9,7 +9,7 @@ from shmllm.models.audio.specs import AudioFlamingoTower
 from shmllm.models.audio.whisper import PROJECTOR, WhisperEncoder, means_of_pairs
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 
 class AudioFlamingo(WhisperEncoder):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from shmllm.models.audio.specs import Qwen3OmniAudioTower, WhisperTower, num_convolved
+from shmllm.models.audio.omni_specs import Qwen3OmniAudioTower
+from shmllm.models.audio.specs import WhisperTower, num_convolved
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
 

@@ -12,7 +12,7 @@ from shmllm.models.audio.whisper import ENCODER, PROJECTOR
 from shmllm.models.layers import Storage
 from shmllm.models.sinusoids import sinusoids
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 
 class FunAsr(Tower):

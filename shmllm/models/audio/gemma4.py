@@ -18,7 +18,7 @@ from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import Gemma4AudioTower
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, RMSNorm, Tower
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 _ENCODER = "audio_tower."
 _CONVOLUTIONS = f"{_ENCODER}subsample_conv_projection."

@@ -17,7 +17,7 @@ from shmllm.models.audio.specs import GlmAsrTower
 from shmllm.models.audio.whisper import ENCODER, EPS, PROJECTOR, LayerNames, WhisperLayer
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 _NAMES = LayerNames(
     "input_layernorm", "post_attention_layernorm", "self_attn.o_proj", "mlp.fc1", "mlp.fc2"

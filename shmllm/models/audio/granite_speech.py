@@ -19,7 +19,7 @@ from shmllm.models.audio.qformer import QFormerProjector
 from shmllm.models.audio.whisper import ENCODER
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower, attend
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 EPS = 1e-5
 _ROWS_AT_ONCE = 1024

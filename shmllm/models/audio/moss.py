@@ -13,7 +13,7 @@ from shmllm.models.audio.specs import MossTower
 from shmllm.models.audio.whisper import PROJECTOR, WhisperEncoder
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 
 class Moss(WhisperEncoder):

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from shmllm.models.audio.convolutions import KERNEL, convolve
 from shmllm.models.audio.frames import check_frames
-from shmllm.models.audio.specs import Qwen2_5OmniAudioTower
+from shmllm.models.audio.omni_specs import Qwen2_5OmniAudioTower
 from shmllm.models.audio.whisper import ENCODER, EPS, WhisperLayer, means_of_pairs
 from shmllm.models.layers import Storage
 from shmllm.models.sinusoids import sinusoids
 from shmllm.models.tower import Tower
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 
 class Qwen2_5OmniAudio(Tower):

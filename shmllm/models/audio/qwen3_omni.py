@@ -13,12 +13,13 @@ from torch import Tensor
 
 from shmllm.models.audio.convolutions import KERNEL, convolve_plane
 from shmllm.models.audio.frames import check_frames
-from shmllm.models.audio.specs import Qwen3OmniAudioTower, num_convolved
+from shmllm.models.audio.omni_specs import Qwen3OmniAudioTower
+from shmllm.models.audio.specs import num_convolved
 from shmllm.models.audio.whisper import ENCODER, EPS, PROJECTOR, WhisperLayer
 from shmllm.models.layers import Storage
 from shmllm.models.sinusoids import sinusoids
 from shmllm.models.tower import ACTIVATIONS, Tower
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 
 class Qwen3OmniAudio(Tower):

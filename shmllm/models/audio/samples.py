@@ -8,7 +8,7 @@ from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import SamplesTower
 from shmllm.models.layers import Storage
 from shmllm.models.tower import RMSNorm, Tower
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 
 class Samples(Tower):

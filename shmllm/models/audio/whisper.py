@@ -19,7 +19,7 @@ from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 ENCODER, PROJECTOR, DECODER = "audio_tower.", "multi_modal_projector.", "model.decoder."
 EPS = 1e-5

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, RMSNorm, Tower, attend
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.squares import patches_in_squares, places_in_squares
 from shmllm.models.vision.squares_specs import Gemma4Tower
 

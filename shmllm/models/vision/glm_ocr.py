@@ -8,9 +8,7 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.glm4v import Merger
-from shmllm.models.vision.specs import (
-    Grid,
-)
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.squares import Rotation, embed_patches
 from shmllm.models.vision.squares_specs import (
     GlmOcrTower,

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.sam import Sam
 from shmllm.models.vision.sam_specs import GotOcr2Tower
-from shmllm.models.vision.specs import Grid
 from shmllm.models.vision.tiles import Pixels, tiles_of
 
 _PROJECTOR = "multi_modal_projector."

@@ -10,7 +10,8 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import Encoder
-from shmllm.models.vision.specs import Grid, Idefics3Tower
+from shmllm.models.vision.grids import Grid
+from shmllm.models.vision.specs import Idefics3Tower
 from shmllm.models.vision.tiles import Pixels, tiles_of
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from shmllm.models.arranged import PairedRows
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Dense, LayerNorm, Tower
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.squares import Rotation, attend_within, embed_patches, interpolated
 from shmllm.models.vision.squares_specs import KimiTower
 

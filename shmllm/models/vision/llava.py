@@ -12,7 +12,8 @@ from shmllm.formats.joined_tiles import JoinedTiles
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.encoder import Encoder
-from shmllm.models.vision.specs import Grid, LlavaNextTower, LlavaNextVideoTower, LlavaTower
+from shmllm.models.vision.grids import Grid
+from shmllm.models.vision.llava_specs import LlavaNextTower, LlavaNextVideoTower, LlavaTower
 from shmllm.models.vision.tiles import Pixels, tiles_of
 
 ENCODER, PROJECTOR = "vision_tower.", "multi_modal_projector."

@@ -11,7 +11,7 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower, attend
 from shmllm.models.vision.encoder import EncoderLayer
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.squares import in_squares, patches_in_squares
 from shmllm.models.vision.squares_specs import MiniCPMVTower
 

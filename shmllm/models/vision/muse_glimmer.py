@@ -7,9 +7,9 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, RMSNorm, Tower
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.qwen2_5_vl import windows_of
 from shmllm.models.vision.rotated_layer import LayerNames, RotatedLayer
-from shmllm.models.vision.specs import Grid
 from shmllm.models.vision.squares import (
     Rotation,
     in_squares,

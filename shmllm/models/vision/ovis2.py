@@ -8,9 +8,9 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.idefics3 import squares_of
 from shmllm.models.vision.ovis2_specs import Ovis2Tower
-from shmllm.models.vision.specs import Grid
 from shmllm.models.vision.tiles import Pixels, patches_of_tile, tiles_of
 
 _ENCODER = "vision_tower.transformer."

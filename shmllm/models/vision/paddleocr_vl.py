@@ -10,10 +10,8 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.rotated_layer import RotatedLayer
-from shmllm.models.vision.specs import (
-    Grid,
-)
 from shmllm.models.vision.squares import Rotation, embed_patches, interpolated
 from shmllm.models.vision.squares_specs import (
     PaddleOcrVlTower,

@@ -8,9 +8,7 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
-from shmllm.models.vision.specs import (
-    Grid,
-)
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.squares import Rotation, attend_within, embed_patches
 from shmllm.models.vision.squares_specs import (
     Qwen2_5Tower,

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.qwen_layers import EPS, PlainLayer
-from shmllm.models.vision.specs import (
-    Grid,
-)
 from shmllm.models.vision.squares import Rotation, embed_patches
 from shmllm.models.vision.squares_specs import (
     Qwen2Tower,

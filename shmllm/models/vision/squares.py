@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.tower import Dense, attend
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.squares_specs import RotatedTower, SquaresTower
 from shmllm.models.vision.tiles import patches_of
 

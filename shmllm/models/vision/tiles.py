@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 Pixels = Tensor | Sequence[Tensor]
 """The tiles of an image, [tiles, 3, height, width], or something that makes each, [3, height,

@@ -7,12 +7,13 @@ from torch import Tensor
 from shmllm.models.block_model import BlockModel
 from shmllm.models.drafting_model import DraftingModel
 from shmllm.models.eagle_model import EagleModel
-from shmllm.worker.batch import StepInputs, StepTables
+from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.logits_ops import CpuLogitsOps
 from shmllm.worker.cpu.ops import CpuOps
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.cpu.program import CpuProgram
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.cpu import KernelProgram
 
 

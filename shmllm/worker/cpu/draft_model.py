@@ -11,7 +11,7 @@ from shmllm.models.drafting_model import DraftingModel
 from shmllm.models.eagle_model import EagleModel
 from shmllm.models.medusa_model import MedusaModel
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.block_drafter import BlockDrafter
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.draft_heads import CpuBlockProgram, CpuEagleProgram
@@ -25,6 +25,7 @@ from shmllm.worker.medusa_drafter import MedusaDrafter
 from shmllm.worker.memory_owners import Workspace
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction
 from shmllm.worker.step_drafter import StepDrafter
+from shmllm.worker.step_inputs import StepInputs
 
 
 def _make_head(

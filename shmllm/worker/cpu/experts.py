@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
-from shmllm.models.ops import Routing
+from shmllm.models.routing import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.lora import CpuLora

@@ -10,8 +10,8 @@ import numpy as np
 from shmllm.models.mixer_specs import Ahead, AttentionSpec, LatentAttentionSpec
 from shmllm.models.rope_config import NUM_AXES
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import StepInputs
 from shmllm.worker.group import Alone, SharedArrays
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.cpu import latent_attention
 from shmllm_kernels.cpu.attention_pieces import count_pieces
 from shmllm_kernels.cpu.attention_state import SPLIT_KEYS

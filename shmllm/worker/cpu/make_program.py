@@ -18,7 +18,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.model import Model
-from shmllm.worker.batch import StepInputs, StepTables
+from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu import program
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.heads import CpuHead
@@ -31,6 +31,7 @@ from shmllm.worker.group import Group
 from shmllm.worker.loaded_runner import Observe
 from shmllm.worker.loading import LoadedModel
 from shmllm.worker.memory_owners import Workspace
+from shmllm.worker.step_inputs import StepInputs
 
 
 class Program(Protocol):

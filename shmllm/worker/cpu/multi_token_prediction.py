@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, StepInputs, StepTables
+from shmllm.worker.batch import InputBatch, StepTables
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import Meetings, played_by_all
 from shmllm.worker.cpu.ops import CpuOps
@@ -18,6 +18,7 @@ from shmllm.worker.cpu.products import Products
 from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.sampler import CpuSampler
 from shmllm.worker.group import Group, Kind
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.cpu import KernelProgram
 
 

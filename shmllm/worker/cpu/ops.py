@@ -22,8 +22,8 @@ from shmllm.models.lightning import Lightning
 from shmllm.models.mamba2_mixer import Mamba2
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
-from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
+from shmllm.models.routing import Routing
 from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.altup import AltUpOps

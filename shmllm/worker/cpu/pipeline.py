@@ -18,7 +18,7 @@ from torch import Tensor
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.rope_config import needs_axes
 from shmllm.worker.arrays import IntArray
-from shmllm.worker.batch import StepInputs, StepTables
+from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import Link
@@ -28,6 +28,7 @@ from shmllm.worker.cpu.ops import CpuOps, record_gather
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.group import Group, Kind
 from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.cpu import KernelProgram
 
 

@@ -13,11 +13,11 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan, StepResult
-from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu.pipeline import CpuPipeline
 from shmllm.worker.cpu.runner import CpuRunner
 from shmllm.worker.loading import Progress
 from shmllm.worker.ranks import Ranks
+from shmllm.worker.step_inputs import StepInputs
 
 
 class PipelinedStep:

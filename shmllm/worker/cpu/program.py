@@ -12,7 +12,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
 from shmllm.models.rope_config import needs_axes
-from shmllm.worker.batch import StepInputs, StepTables
+from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.group import Meetings, played_by_all
@@ -24,6 +24,7 @@ from shmllm.worker.cpu.ops import CpuOps, record_gather
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.group import Alone, Group, Kind
 from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.cpu import KernelProgram
 
 UNSUPPORTED = {Feature.LAYER_QK_NORM, Feature.DIVIDED_ENCODER}

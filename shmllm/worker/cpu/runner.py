@@ -23,7 +23,7 @@ from shmllm.outputs.columns import Piece
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.plugins.kv_connector import KVConnector
 from shmllm.worker.background import BackgroundThread
-from shmllm.worker.batch import EMBEDDED, InputBatch, StepInputs
+from shmllm.worker.batch import EMBEDDED, InputBatch
 from shmllm.worker.cpu.draft_model import make_draft_model
 from shmllm.worker.cpu.group_shared_cache import GroupSharedCache
 from shmllm.worker.cpu.make_program import describe_products, make_head
@@ -45,6 +45,7 @@ from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.routed_experts import make_routed_experts
 from shmllm.worker.scoring import score_in_pieces
 from shmllm.worker.step_drafter import StepDrafter
+from shmllm.worker.step_inputs import StepInputs
 from shmllm.worker.verification import accept
 from shmllm_kernels.cpu.version import version
 

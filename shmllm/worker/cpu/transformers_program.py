@@ -12,13 +12,14 @@ from torch import Tensor
 from shmllm.models.attention import AttentionHeads
 from shmllm.models.transformers_impl.interface import attending
 from shmllm.models.transformers_impl.model import TransformersModel
-from shmllm.worker.batch import StepInputs, StepTables
+from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.ops import CpuOps
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.loaded_runner import Observe
+from shmllm.worker.step_inputs import StepInputs
 from shmllm.worker.transformers_attention import PagedAttention
 from shmllm_kernels.cpu import KernelProgram
 

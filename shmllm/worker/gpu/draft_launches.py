@@ -13,13 +13,14 @@ from torch import Tensor
 
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, DraftDispatcher
 from shmllm.worker.gpu.inputs import MAX_STEPS_IN_FLIGHT, NO_CHANGES, GpuInputs
 from shmllm.worker.gpu.sampler import GpuSampler
 from shmllm.worker.gpu.step_messages import Act, StepMessage
 from shmllm.worker.gpu.transfers import PendingArrays
+from shmllm.worker.step_inputs import StepInputs
 
 
 class DraftLaunches:

@@ -12,7 +12,7 @@ from shmllm.config.graphs import CudaGraphMode
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arena import Arena
-from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
+from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch
 from shmllm.worker.draft_model import DraftModel
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -24,6 +24,7 @@ from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.program import GpuProgram
 from shmllm.worker.gpu.step_messages import StepMessage
 from shmllm.worker.loading import LoadedModel
+from shmllm.worker.step_inputs import StepInputs
 
 MOST_MISSED = 2
 """The most tokens of a request in a step of the draft model that has a graph."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator, Norm
 from shmllm.models.matrices import MixedMatrix
-from shmllm.models.ops import Routing
+from shmllm.models.routing import Routing
 from shmllm.models.specs import MoESpec
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.lora import GpuLora

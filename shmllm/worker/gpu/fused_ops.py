@@ -22,8 +22,8 @@ from shmllm.models.layers import Linear, Norm, TokenEmbedding
 from shmllm.models.lightning import Mamba2Like
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
-from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
+from shmllm.models.routing import Routing
 from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.gpu.activations import activate_mlp, needs_whole_product
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -84,7 +84,7 @@ class FusedOps:
                 x.value = self._ops.norm(self.value(x.product), x.norm)
             return x.value
         if isinstance(x, Experts):
-            return self._ops.sum_experts(x.x, x.routing, x.moe, x.shared)
+            return self._ops.mixtures.experts(x.x, x.routing, x.moe, x.shared)
         if isinstance(x, SumOfNorms):
             total, second = self.value(x.first), x.second
             self._ops.add_normed(Addend(self.value(second.product), second.norm, 1.0), total)
@@ -140,12 +140,10 @@ class FusedOps:
         stream = read.stream
         if stream is not None and stream.added is not None and stream.added.pair is not None:
             self._add_normed(stream)  # a product computes one norm of what is added
-        if stream is None or stream.added is None:
-            self._products.multiply(out, read.x, linear, read.norm, **options)
-            return
-        added = added_norm(stream.added, stream.spare)
-        self._products.multiply(out, read.x, linear, read.norm, added=added, **options)
-        stream.now, stream.spare, stream.added = stream.spare, stream.now, None
+        if stream is not None and stream.added is not None:
+            options["added"] = added_norm(stream.added, stream.spare)
+            stream.now, stream.spare, stream.added = stream.spare, stream.now, None
+        self._products.multiply(out, read.x, linear, read.norm, **options)
 
     def _read(self, x: Any) -> Read:
         """Return what a product reads, and the norm that it computes before."""
@@ -203,7 +201,7 @@ class FusedOps:
         elif isinstance(x, NormedProduct) and x.value is None:
             stream.added = self._addend(x, scale)
         elif isinstance(x, Experts):
-            self._ops.add_experts(x.x, x.routing, x.moe, x.shared, stream.now, scale)
+            self._ops.mixtures.add_experts(x.x, x.routing, x.moe, x.shared, stream.now, scale)
         else:
             self._ops.add_norm(self.value(x), stream.now, None, scale)
 
@@ -367,7 +365,7 @@ class FusedOps:
         return self._ops.recurrent.short_convolution(self.value(x), mixer, is_of_few=True)
 
     def route(self, x: Any, moe: MoE) -> Any:
-        if not self._ops.can_route_few(moe):
+        if not self._ops.mixtures.can_route_few(moe):
             return self._ops.route(self.value(x), moe)
         if not isinstance(x, Normed) or x.value is not None or x.norm.spec.kind != "rms":
             rows = self.value(x)
@@ -393,7 +391,7 @@ class FusedOps:
     def experts(self, x: Any, routing: Any, moe: MoE) -> Any:
         if isinstance(routing, Route):
             routing = self._route_apart(routing, x)
-        shared: Shared = self._ops.joined_shared(moe)
+        shared: Shared = self._ops.mixtures.joined_shared(moe)
         if moe.shared is not None and shared is None:
             shared = self.value(self.mlp(x, moe.shared))
         read = self.value(x)

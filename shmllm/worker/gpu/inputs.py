@@ -22,10 +22,11 @@ from shmllm.core.plan import StepPlan
 from shmllm.models.mixer_specs import WITHIN_ITEMS, Ahead
 from shmllm.models.rope_config import NUM_AXES
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.batch import EMBEDDED, StepInputs
+from shmllm.worker.batch import EMBEDDED
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm.worker.gpu.transfers import Transfers
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.gpu.step import unpack_step
 from shmllm_kernels.reference.step import StepSizes, StepTensors
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from shmllm.core.plan import NewRequest
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.grammar_masks import WORD_BITS, PendingMasks
 from shmllm.worker.logits_processors import LogitsState
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.gpu.logits_processors import count_tokens
 from shmllm_kernels.gpu.sampling import DraftedTokens, TokenMasks
 

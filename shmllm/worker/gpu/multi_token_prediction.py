@@ -16,7 +16,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.worker.arena import Arena
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
+from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch
 from shmllm.worker.block_drafter import BlockDrafter
 from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -34,6 +34,7 @@ from shmllm.worker.gpu.step_messages import Act, StepMessage, logits_message
 from shmllm.worker.gpu.transfers import Transfers
 from shmllm.worker.multi_token_prediction import MultiTokenPrediction
 from shmllm.worker.step_drafter import StepDrafter
+from shmllm.worker.step_inputs import StepInputs
 
 
 class StatesForward(Protocol):

@@ -22,9 +22,9 @@ from shmllm.models.layers import Linear, Norm, TokenEmbedding
 from shmllm.models.lightning import Mamba2Like
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
-from shmllm.models.ops import Routing
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
+from shmllm.models.routing import Routing
 from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.gpu.activations import activate_mlp, needs_whole_product
 from shmllm.worker.gpu.altup import AltUpOps
@@ -38,7 +38,7 @@ from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.latent_attention import LatentAttentionOps
 from shmllm.worker.gpu.lora import GpuLora
-from shmllm.worker.gpu.pending import Addend, Shared
+from shmllm.worker.gpu.pending import Addend
 from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts
@@ -48,7 +48,6 @@ from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import NormedPair, add_normed, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import gather_rows
 from shmllm_kernels.gpu.row_operands import Activation
-from shmllm_kernels.gpu.shared_expert import SharedExpert
 from shmllm_kernels.gpu.step import rope_tables
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
 
@@ -75,6 +74,7 @@ class GpuOps:
     Attributes:
         products: launches matrix products.
         latents, recurrent: launch latent attention, and layers with a recurrent state.
+        mixtures: launches mixtures of experts.
         meetings: as given.
         is_fused: whether the step has so few tokens that products are launched with their
             neighbours; see `FusedOps`.
@@ -100,7 +100,7 @@ class GpuOps:
         self.products = GpuProducts(buffers.attention.deterministic, device, buffers.many_products)
         self.latents = LatentAttentionOps(cache, inputs, buffers)
         self.recurrent = RecurrentOps(cache, inputs, buffers)
-        self._experts = ExpertOps(
+        self.mixtures = ExpertOps(
             buffers.experts, self.products, lora, self.meetings, buffers.routed
         )
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
@@ -154,12 +154,12 @@ class GpuOps:
         """
 
         def tiles(step: BatchDescriptor) -> tuple[int, ...]:
-            rows = self._experts.rows_of_experts(step.num_tokens)
+            rows = self.mixtures.rows_of_experts(step.num_tokens)
             if has_packed:
                 rows += [step.num_tokens, step.num_samples]
             kernel = (step.num_tokens > 1) + (step.num_tokens > MAX_ROWS)
             kernel += self.products.has_many(step.num_tokens)
-            layouts = self._experts.sorts_apart(step.num_tokens)
+            layouts = self.mixtures.sorts_apart(step.num_tokens)
             return (kernel, *layouts, *(self.products.tile(count) for count in rows))
 
         return self._buffers.attention.variants(max_tokens, max_requests, tiles)
@@ -353,11 +353,7 @@ class GpuOps:
         return self.linear(out if mlp.norm is None else self.norm(out, mlp.norm), mlp.down_proj)
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
-        return self._experts.route(x, self._query_starts, moe)
-
-    def can_route_few(self, moe: MoE) -> bool:
-        """Return whether `route_few` takes a mixture."""
-        return self._experts.can_route_few(moe)
+        return self.mixtures.route(x, self._query_starts, moe)
 
     def route_few(
         self,
@@ -370,7 +366,7 @@ class GpuOps:
     ) -> Routing:
         """Compute `add_norm` and `route` of few tokens; see `ExpertOps.route_few`."""
         starts = self._query_starts
-        return self._experts.route_few(x, normed, norm, starts, moe, factor, experts_norm)
+        return self.mixtures.route_few(x, normed, norm, starts, moe, factor, experts_norm)
 
     @property
     def _query_starts(self) -> Tensor:
@@ -378,21 +374,7 @@ class GpuOps:
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
         shared = moe.added_rows(len(x)) if moe.shared is None else self.mlp(x, moe.shared)
-        return self.sum_experts(x, routing, moe, shared)
-
-    def joined_shared(self, moe: MoE) -> SharedExpert | None:
-        """Return the shared expert of a mixture if `sum_experts` can compute it for few tokens."""
-        return self._experts.joined_shared(moe)
-
-    def sum_experts(self, x: Tensor, routing: Routing, moe: MoE, shared: Shared) -> Tensor:
-        """Compute `experts` with the shared one as it is given."""
-        return self._experts.experts(x, routing, moe, shared)
-
-    def add_experts(
-        self, x: Tensor, routing: Routing, moe: MoE, shared: Shared, residual: Tensor, scale: float
-    ) -> None:
-        """Add ``scale`` times the result of `experts` to the residual stream, in place."""
-        self._experts.add_experts(x, routing, moe, shared, residual, scale)
+        return self.mixtures.experts(x, routing, moe, shared)
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of

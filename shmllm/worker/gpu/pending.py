@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shmllm.models.experts import MoE
 from shmllm.models.layers import Linear, Norm
-from shmllm.models.ops import Routing
+from shmllm.models.routing import Routing
 from shmllm_kernels.gpu.shared_expert import SharedExpert
 
 

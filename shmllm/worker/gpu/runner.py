@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan
-from shmllm.worker.batch import EMBEDDED, StepInputs
+from shmllm.worker.batch import EMBEDDED
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.draft_launches import DraftLaunches
@@ -44,6 +44,7 @@ from shmllm.worker.prompt_embeds import FoundEmbeds
 from shmllm.worker.ranks import NoRanks, Ranks
 from shmllm.worker.routed_experts import make_routed_experts
 from shmllm.worker.step_drafter import StepDrafter
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.gpu.version import version
 
 

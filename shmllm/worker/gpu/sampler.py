@@ -19,7 +19,7 @@ from torch import Tensor
 from shmllm.config.engine import LogprobsMode
 from shmllm.core.plan import StepPlan
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.batch import InputBatch, SamplerOutput, StepInputs
+from shmllm.worker.batch import InputBatch, SamplerOutput
 from shmllm.worker.custom_processors import CustomProcessors, ProcessorStep
 from shmllm.worker.gpu.capture import CaptureReport, Captures
 from shmllm.worker.gpu.custom_logits import ChangedLogits
@@ -36,6 +36,7 @@ from shmllm.worker.gpu.scorer import ScoredRows, Scorer, unpack
 from shmllm.worker.gpu.transfers import PendingArrays, Transfers
 from shmllm.worker.grammar_masks import WORD_BITS, PendingMasks
 from shmllm.worker.logits_processors import LogitsState
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.sampling import DraftedTokens, SamplingScratch, TokenMasks, sample
 

@@ -21,9 +21,10 @@ from shmllm.core.plan import PromptScores
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.params.token_table import PADDING, TokenTable
 from shmllm.worker.arrays import IntArray, LongArray
-from shmllm.worker.batch import Alternatives, InputBatch, StepInputs
+from shmllm.worker.batch import Alternatives, InputBatch
 from shmllm.worker.gpu.transfers import Array, PendingArrays, Transfers
 from shmllm.worker.scoring import WORKSPACE_BYTES, joined, num_alternatives, rows_of
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.sampling import SamplingScratch
 from shmllm_kernels.gpu.scoring import MAX_ALTERNATIVES, Scores, score

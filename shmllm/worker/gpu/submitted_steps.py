@@ -12,7 +12,7 @@ from torch import Tensor
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.models.model import Model
 from shmllm.outputs.columns import Piece
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.sampler import GpuSampler, PendingSamplerOutput
 from shmllm.worker.gpu.scorer import PendingScores
@@ -21,6 +21,7 @@ from shmllm.worker.gpu.transfers import PendingArrays
 from shmllm.worker.grammar_masks import GrammarMasks
 from shmllm.worker.pooler import Pooler
 from shmllm.worker.routed_experts import ExpectedExperts, RoutedExperts
+from shmllm.worker.step_inputs import StepInputs
 from shmllm.worker.verification import accept
 
 

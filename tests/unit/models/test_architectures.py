@@ -986,6 +986,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"enable_moe_block": True, "num_experts": 3, "top_k_experts": 3}
         | {"moe_intermediate_size": 24, "final_logit_softcapping": 0.5},
     ),
+    "gemma4-unified": (
+        "gemma4_unified",
+        GEMMA4
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}
+        | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 0.5},
+    ),
     "granite-moe": ("granite_moe", GRANITE_MOE),
     "granite-moe-all-experts": (
         "granite_moe",
@@ -1457,6 +1463,7 @@ BFLOAT16 = [
     "gemma3",
     "gemma3n",
     "gemma4-per-layer",
+    "gemma4-unified",
     "glm",
     "glm4",
     "glm4-moe-bias",

@@ -16,7 +16,8 @@ from support.variants import slow
 from transformers import Qwen2_5OmniThinkerConfig
 
 from shmllm.errors import EngineStartError
-from shmllm.models.audio.specs import AudioSpec, Qwen2_5OmniAudioTower
+from shmllm.models.audio.omni_specs import Qwen2_5OmniAudioTower
+from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import read_config, read_fields
 from shmllm.models.decoder import DecoderModel

@@ -14,7 +14,8 @@ from support.model_helpers import load
 from transformers import Qwen3OmniMoeThinkerConfig
 
 from shmllm.errors import EngineStartError
-from shmllm.models.audio.specs import AudioSpec, Qwen3OmniAudioTower
+from shmllm.models.audio.omni_specs import Qwen3OmniAudioTower
+from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.rope_config import VideoTimes

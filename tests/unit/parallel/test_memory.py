@@ -19,9 +19,9 @@ from shmllm.errors import RankDeadError, SegmentError
 from shmllm.parallel.memory import NUM_KINDS, GroupMemory
 from shmllm.parallel.rank import serve
 from shmllm.parallel.replies import unpack
-from shmllm.worker.batch import StepInputs
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.group import Kind
+from shmllm.worker.step_inputs import StepInputs
 from shmllm_kernels.cpu.group import AwaitMore
 
 # How long a test looks whether something does not happen.

@@ -9,7 +9,8 @@ import pytest
 
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
 from shmllm.params.sampling import SamplingParams
-from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch, StepInputs
+from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch
+from shmllm.worker.step_inputs import StepInputs
 
 BLOCK_SIZE = 4
 

@@ -9,8 +9,9 @@ import torch
 
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
 from shmllm.params.sampling import SamplingParams
-from shmllm.worker.batch import InputBatch, StepInputs
+from shmllm.worker.batch import InputBatch
 from shmllm.worker.draft_model import DraftModel
+from shmllm.worker.step_inputs import StepInputs
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS = 4, 32, 10
 FIRST_DRAFTED = 90

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.formats.image_settings import HAMMING, NEAREST
+from shmllm.formats.image_defaults import HAMMING, NEAREST
 from shmllm.frontend.images.picture import MOST_PIXELS
 
 

@@ -14,7 +14,7 @@ from support.tower_checks import assert_close, assert_near, check_device, same_o
 from support.variants import slow
 from torch import Tensor
 
-from shmllm.models.audio.specs import Qwen2_5OmniAudioTower
+from shmllm.models.audio.omni_specs import Qwen2_5OmniAudioTower
 from shmllm.models.decoder import DecoderModel
 
 FRAMES = [3, 4, 5, 19, 20, 21, 22, 23, 41, 60, 163, 300]

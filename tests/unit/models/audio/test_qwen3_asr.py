@@ -17,7 +17,8 @@ from transformers import Qwen3ASRConfig
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend.items.registry import processors_of_model
-from shmllm.models.audio.specs import AudioSpec, Qwen3OmniAudioTower
+from shmllm.models.audio.omni_specs import Qwen3OmniAudioTower
+from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 

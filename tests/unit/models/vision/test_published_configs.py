@@ -10,13 +10,8 @@ from typing import Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import Growth
 from shmllm.models.specs import MoESpec
-from shmllm.models.vision.specs import (
-    InternVLTower,
-    Llama4Tower,
-    LlavaNextTower,
-    LlavaOnevisionTower,
-    VisionSpec,
-)
+from shmllm.models.vision.llava_specs import LlavaNextTower, LlavaOnevisionTower
+from shmllm.models.vision.specs import InternVLTower, Llama4Tower, VisionSpec
 from shmllm.models.vision.squares_specs import Glm4vTower, Qwen2_5Tower, Qwen3Tower
 from shmllm_kernels.windows import Chunk
 

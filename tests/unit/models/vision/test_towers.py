@@ -30,7 +30,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.vision.specs import Grid
+from shmllm.models.vision.grids import Grid
 
 SIDE = 64
 TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED, *TWO_SIZES)]
