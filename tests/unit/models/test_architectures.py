@@ -990,7 +990,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4_unified",
         GEMMA4
         | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0}
-        | {"hidden_size_per_layer_input": 0, "final_logit_softcapping": 0.5},
+        | {"hidden_size_per_layer_input": 0, "num_hidden_layers": 2}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
     ),
     "granite-moe": ("granite_moe", GRANITE_MOE),
     "granite-moe-all-experts": (
