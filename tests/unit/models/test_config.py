@@ -77,6 +77,7 @@ OTHERS = (
     "gptj",
     "gemma3n",
     "gemma4",
+    "gemma4_unified",
     "helium",
     "kimi_linear",
     "lara_mini",
@@ -218,11 +219,13 @@ def test_a_saved_model_reads_back(family: str, tmp_path: Path) -> None:
     assert config.attentions[0].bias == any(name.endswith("q_proj.bias") for name in names)
 
 
-def test_absent_fields_of_gemma4_agree_with_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_unified"])
+def test_absent_fields_of_gemma4_agree_with_transformers(family: str, tmp_path: Path) -> None:
     sizes = {name: value for name, value in MINIMAL.items() if name != "architectures"}
     sizes |= {"num_hidden_layers": 13, "num_attention_heads": 8}
-    config = read(tmp_path, architectures=["Gemma4ForCausalLM"], **sizes)
-    expected = CONFIGS["gemma4"](**sizes)
+    expected = CONFIGS[family](**sizes)
+    name = type(expected).__name__.replace("TextConfig", "ForCausalLM")
+    config = read(tmp_path, architectures=[name], **sizes)
     for index, attention in enumerate(config.attentions):
         own = expected.per_layer_config[index]
         heads = own.num_key_value_heads, own.head_dim
@@ -234,8 +237,11 @@ def test_absent_fields_of_gemma4_agree_with_transformers(tmp_path: Path) -> None
     assert config.max_position_embeddings == expected.max_position_embeddings
     assert config.norm.eps == expected.rms_norm_eps
     assert config.tie_word_embeddings == expected.tie_word_embeddings
-    assert config.per_layer.width == expected.hidden_size_per_layer_input
-    assert config.per_layer.vocab_size == expected.vocab_size_per_layer_input
+    if width := getattr(expected, "hidden_size_per_layer_input", 0):
+        assert config.per_layer.width == width
+        assert config.per_layer.vocab_size == expected.vocab_size_per_layer_input
+    else:
+        assert config.per_layer is None
 
 
 @pytest.mark.parametrize(
