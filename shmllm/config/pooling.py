@@ -63,6 +63,12 @@ class PoolingInfo:
     separates_pairs: bool = True
     ends: tuple[int, ...] = ()
 
+    @property
+    def spans_prompts(self) -> bool:
+        """Whether an engine that generates attends to all of a prompt from each of its tokens, so
+        that an output is no output any more as the end of a prompt."""
+        return self.both_ways and self.generates
+
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> PoolingInfo:
         """Returns what `dataclasses.asdict` and JSON have made a dict of."""

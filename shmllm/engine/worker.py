@@ -123,19 +123,20 @@ class Worker:
         }
 
     def get_weight(self, name: str) -> Any:
-        """A copy of one weight. Of a quantized weight, it has the rounded values that the model
-        computes with.
+        """A copy of one weight, by any of its names in checkpoints. Of a quantized weight, it has
+        the rounded values that the model computes with.
 
         Raises:
             RequestError: the model has no weight of this name, or the weights are asleep.
         """
         weights = self.model.destinations()
-        if name not in weights:
+        own = name if name in weights else self.model.known_name(name)
+        if own is None or own not in weights:
             near = nearest(name, weights)
             hint = f"; the nearest name is {near}" if near else ""
             raise RequestError(f"the model has no weight {name!r}{hint}")
         self.model.check_awake()
-        return self.model_runner.read_weight(name)
+        return self.model_runner.read_weight(own)
 
     def compute_weight_checksums(self) -> dict[str, str]:
         """The SHA-256 of each weight's bytes, as `get_weight` returns them, by the weight's name.

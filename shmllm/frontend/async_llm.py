@@ -125,12 +125,14 @@ class AsyncLLM(AsyncEngineControls):
         # The generators keep this object alive through these functions.
         prepare = partial(self._prepare, priority=priority, lora=lora_request)
         if isinstance(prompt, AsyncIterator):
-            has_encoder = self._llm.front_end.items.num_encoded > 0
+            front_end = self._llm.front_end
+            has_encoder = front_end.items.num_encoded > 0
 
             def prepare_next(chunk: Prompt | PromptChunk, before: Earlier) -> PreparedRequest:
-                return prepare_chunk(
+                request = prepare_chunk(
                     chunk, before, sampling_params, prepare, has_encoder=has_encoder
-                )
+                )  # which has the items of all chunks, and with them the adapter for these
+                return front_end.adapters.set([request], None)[0]
 
             return self._requests.run_chunks(prompt, prepare_next, request_id)
         if is_data(prompt):

@@ -86,13 +86,19 @@ class BeamSearch:
         params: the parameters of the search.
 
     Raises:
-        RequestError: the engine's `max_logprobs` is less than the search needs.
+        RequestError: the engine's `max_logprobs` is less than the search needs, or the tokens of a
+            prompt attend to those behind them.
     """
 
     def __init__(self, front_end: FrontEnd, params: BeamSearchParams) -> None:
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"beam_search takes a BeamSearchParams, got {type(params).__name__}")
         info = front_end.info
+        if info.pooling.spans_prompts:
+            raise RequestError(
+                "beam_search is not possible for this model: it puts tokens behind prompts, and "
+                "prompts attend to all of themselves"
+            )
         num_alternatives = min(2 * params.beam_width, info.vocab_size)
         if num_alternatives > info.max_logprobs:
             raise RequestError(

@@ -34,7 +34,8 @@ def prepare(
         completions: the token ids of one completion for each prompt.
 
     Raises:
-        RequestError: a prompt or a completion is wrong; names it.
+        RequestError: a prompt or a completion is wrong; names it. Or the model's prompts attend to
+            all of themselves.
     """
     if isinstance(completions, str | bytes) or not isinstance(completions, Sequence):
         raise RequestError(
@@ -43,6 +44,11 @@ def prepare(
     if len(completions) != len(prompts):
         raise RequestError(f"{len(prompts)} prompts and {len(completions)} completions")
     info = front_end.info
+    if info.pooling.spans_prompts:
+        raise RequestError(
+            "score_tokens is not possible for this model: a completion is scored as the end of a "
+            "prompt, and prompts attend to all of themselves"
+        )
     found: list[PreparedRequest] = []
     for index, (request, completion) in enumerate(
         zip(front_end.prepare(prompts, _params()), completions, strict=True)

@@ -6,6 +6,7 @@ behind how many layers they are.
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 
 from shmllm.models import qwen3
@@ -73,6 +74,7 @@ def _read_levels(nested: Fields, fields: Fields) -> tuple[int, ...]:
         or any(type(each) is not int or each < 0 for each in layers)
     ):
         raise owner.error(
-            f"{name!r} must be a list of 1 to {MOST_LEVELS} numbers of layers, not {layers!r}"
+            f"{name!r} must be a list of 1 to {MOST_LEVELS} numbers of layers, not "
+            f"{reprlib.repr(layers)}"
         )
     return tuple(sorted(each + behind for each in layers))

@@ -6,6 +6,7 @@ has the fields of the layer in an object of its own (`formats.draft_heads`).
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -124,7 +125,8 @@ def _read_levels(fields: Fields) -> tuple[int, ...] | None:
         or any(type(each) is not int or each < 0 for each in levels)
     ):
         raise fields.error(
-            f"{_LEVELS!r} must be a list of 1 to {MOST_LEVELS} numbers of layers, not {levels!r}"
+            f"{_LEVELS!r} must be a list of 1 to {MOST_LEVELS} numbers of layers, not "
+            f"{reprlib.repr(levels)}"
         )
     found = None if levels is None else tuple(sorted(levels))
     for name in _COUNTS:

@@ -23,7 +23,7 @@ from support.vision_models import (
     reference_tokens,
 )
 
-from shmllm import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
+from shmllm import LLM, AsyncLLM, BeamSearchParams, RequestError, RequestOutput, SamplingParams
 from shmllm.worker import loading
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -395,6 +395,19 @@ async def ends_of_chunks(directory: Path, chunks: list[Any]) -> list[RequestOutp
     async with AsyncLLM(str(directory), **BASE | {"multiprocess": True}) as llm:
         outputs = [output async for output in llm.generate(arrive(), params)]
     return [output for output in outputs if output.outputs[0].finish_reason is not None]
+
+
+def test_completions_are_not_scored_as_ends_of_prompts_that_attend_to_them(
+    tmp_path_factory: Any,
+) -> None:
+    """PaliGemma: the numbers would not be those of decoding."""
+    subject = make("paligemma", tmp_path_factory)
+    prompt = {"prompt_token_ids": [40, 41, 42]}
+    with LLM(str(subject.directory), **BASE) as llm:
+        with pytest.raises(RequestError, match="score_tokens is not possible for this model"):
+            llm.score_tokens([prompt], [[50, 51]])
+        with pytest.raises(RequestError, match="beam_search is not possible for this model"):
+            llm.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=4))
 
 
 def test_chunks_keep_the_images_of_those_before(tmp_path: Path, pictures: list[Any]) -> None:

@@ -138,6 +138,16 @@ def test_new_weights_make_it_the_new_model(tmp_path: Path) -> None:
         assert tokens(llm, prompt) == greedy_tokens(old, prompt, 16)
 
 
+def test_a_weight_has_the_names_of_checkpoints(tmp_path: Path) -> None:
+    model = make_model("modernbert_decoder", tmp_path)
+    with LLM(str(tmp_path), multiprocess=False, **OPTIONS) as llm:
+        for name in ("decoder.weight", "lm_head.weight"):
+            (found,) = llm.collective_rpc("get_weight", args=(name,))
+            assert torch.equal(found, model.decoder.weight)
+        with pytest.raises(RequestError, match=r"no weight 'decoder\.weights'"):
+            llm.collective_rpc("get_weight", args=("decoder.weights",))
+
+
 def test_an_update_is_written_whole_or_not_at_all(llm: LLM) -> None:
     names = list(llm.collective_rpc("list_weights")[0])
     weights = {name: llm.collective_rpc("get_weight", args=(name,))[0] for name in names}

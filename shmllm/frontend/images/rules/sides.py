@@ -32,10 +32,10 @@ def resized_to(picture: Picture, size: Mapping[str, int], resample: int) -> Pict
 
 def mean_colour(options: Options) -> tuple[int, ...]:
     """The colour around an image that is not square, from 0 to 255."""
-    colour = tuple(int(each * 255) for each in options.values["image_mean"])
-    if not all(0 <= each <= 255 for each in colour):
+    scaled = [each * 255 for each in options.values["image_mean"]]
+    if not all(-1 < each < 256 for each in scaled):
         raise RequestError("'image_mean' must consist of numbers from 0 to 1")
-    return colour
+    return tuple(map(int, scaled))
 
 
 def in_square(picture: Picture, colour: tuple[int, ...]) -> Picture:

@@ -120,6 +120,7 @@ def test_the_defaults_are_those_of_transformers(random_image: Callable[..., Imag
         ({"min_size": 385}, "'min_size' must be at most 384, not 385"),
         ({"min_size": 0}, "'min_size' must be a positive integer, not 0"),
         ({"image_mean": [2, 0, 0]}, "'image_mean' must consist of numbers from 0"),
+        ({"image_mean": [1e308, 0, 0]}, "'image_mean' must consist of numbers from 0"),
     ],
 )
 def test_other_settings_are_refused(settings: dict[str, Any], message: str) -> None:

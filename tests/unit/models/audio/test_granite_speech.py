@@ -3,7 +3,9 @@ transformers; its fields and names."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from support.sound_checks import check_embeddings, embed, noise, prepared, read_
 from support.tower_checks import same_on_all_threads
 from support.variants import slow
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, AsyncLLM, RequestOutput, SamplingParams
 from shmllm.config.load import with_only_text
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.audio_settings import MOST_SECONDS, read_audio_settings
@@ -153,13 +155,18 @@ def test_sounds_of_other_lengths_are_refused(subject: Any) -> None:
         prepared(subject[0], np.zeros(MOST_SECONDS * RATE + 1, np.float32))
 
 
-def test_prompts_with_sounds_have_the_models_adapter(tmp_path: Path) -> None:
-    reference = make_audio_model(tmp_path, "granite_speech", outer={"has_lora_adapter": True})
+def make_with_adapter(directory: Path) -> tuple[Any, Any]:
+    """A model with an adapter for sounds in a directory, and what both amount to."""
+    reference = make_audio_model(directory, "granite_speech", outer={"has_lora_adapter": True})
     modules = lora_adapters.linear_modules(reference)
     shapes = {name: modules[name] for name in modules if name.endswith(("q_proj", "v_proj"))}
     tensors = lora_adapters.draw(shapes, factor=0.8)
-    lora_adapters.write(tmp_path, tensors)
-    merged = lora_adapters.merged(reference, tensors, 2.0)
+    lora_adapters.write(directory, tensors)
+    return reference, lora_adapters.merged(reference, tensors, 2.0)
+
+
+def test_prompts_with_sounds_have_the_models_adapter(tmp_path: Path) -> None:
+    reference, merged = make_with_adapter(tmp_path)
     sound = noise(0.5)
     heard = {"prompt": "Hear <|audio|>!", "multi_modal_data": {"audio": (sound, RATE)}}
     options: dict[str, Any] = {"multiprocess": False, "num_threads": 1}
@@ -179,6 +186,28 @@ def test_prompts_with_sounds_have_the_models_adapter(tmp_path: Path) -> None:
             llm.generate(heard, GREEDY, use_tqdm=False)
         (output,) = llm.generate("only text", GREEDY, use_tqdm=False)
         assert list(output.outputs[0].token_ids) == plain
+
+
+def test_chunks_behind_a_sound_have_the_models_adapter(tmp_path: Path) -> None:
+    _, merged = make_with_adapter(tmp_path)
+    sound = noise(0.5)
+    heard = {"prompt": "Hear <|audio|>!", "multi_modal_data": {"audio": (sound, RATE)}}
+
+    async def chunks() -> AsyncIterator[Any]:
+        for chunk in (heard, "and now", heard):
+            yield chunk
+
+    async def run() -> list[RequestOutput]:
+        options: dict[str, Any] = {"multiprocess": False, "num_threads": 1, "enable_lora": True}
+        async with AsyncLLM(str(tmp_path), **options) as llm:
+            params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+            outputs = [output async for output in llm.generate(chunks(), params)]
+        return [output for output in outputs if output.outputs[0].finish_reason is not None]
+
+    first, *others = asyncio.run(run())
+    for output, sounds in zip((first, *others), ([sound], [sound], [sound] * 2), strict=True):
+        wanted = reference_tokens(merged, output.prompt_token_ids, sounds, 4)
+        assert list(output.outputs[0].token_ids) == wanted
 
 
 def whole(name: str = "GraniteSpeech", **fields: Any) -> dict[str, Any]:
