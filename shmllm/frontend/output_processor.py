@@ -20,6 +20,7 @@ from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.columns import OutputColumns, PieceColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
+from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import WeightVersion
 
 
@@ -98,7 +99,8 @@ class OutputProcessor:
         state.token_times = [] if time_tokens else None
         if not params.ignore_eos or params.structured_outputs is not None:
             state.eos_stop_ids = self._eos_token_ids
-        state.routed = self._routed
+        if isinstance(request.submitted.params, SamplingParams):  # a vector is in pieces, too
+            state.routed = self._routed
         state.stream_interval = params.stream_interval or self._stream_interval
         self._states[state.number] = state
         self._next_number += 1

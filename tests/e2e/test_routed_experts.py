@@ -185,6 +185,21 @@ def test_an_aborted_request_has_the_experts_of_its_tokens(reference: Reference) 
     reference.assert_right(output)
 
 
+def test_embeddings_beside_experts(tmp_path: Path) -> None:
+    """Both arrive in pieces, and an embedding's bytes are those of no number of tokens."""
+    make_model("qwen3_moe", tmp_path)
+    prompt = {"prompt_token_ids": list(range(1, 18))}
+    with LLM(str(tmp_path), **LOCAL) as llm:
+        (expected,) = llm.embed(prompt, use_tqdm=False)
+
+    async def run() -> Any:
+        async with AsyncLLM(str(tmp_path), **LOCAL) as engine:
+            return [each async for each in engine.encode(prompt, pooling_task="embed")]
+
+    (found,) = asyncio.run(run())
+    assert np.array_equal(found.outputs.data, expected.outputs.embedding)
+
+
 def test_more_than_256_experts_need_two_bytes(tmp_path: Path) -> None:
     model = make_model("qwen3_moe", tmp_path, num_experts=300, num_hidden_layers=2)
     prompt = list(range(1, 60))
