@@ -6,6 +6,7 @@ This module must not know how a chunk is completed; see `AsyncRequests.run_chunk
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +70,8 @@ def prepare_chunk(
         RequestError: the chunk or a parameter is wrong, or there are too many tokens by now.
     """
     given = chunk if isinstance(chunk, PromptChunk) else PromptChunk(chunk)
-    request = prepare(given.prompt, given.sampling_params or params)
+    own = given.sampling_params or params
+    request = prepare(given.prompt, _without_places(own) if own and before.token_ids else own)
     _check(request, has_encoder)
     if not before.token_ids:
         return request
@@ -79,9 +81,17 @@ def prepare_chunk(
     }
     if request.prompt is not None:
         whole["prompt"] = request.prompt
-    found = prepare(whole, request.params)
+    found = prepare(whole, own or request.params)
     moved = [each.moved(len(before.token_ids)) for each in request.submitted.items]
     return replace(found, submitted=replace(found.submitted, items=(*before.items, *moved)))
+
+
+def _without_places(params: SamplingParams) -> SamplingParams:
+    """The same parameters without those that name places of the whole prompt."""
+    found = copy.copy(params)
+    found.prompt_logprob_token_ids = found.prompt_logprob_start = None
+    found.routed_experts_prompt_start = 0
+    return found
 
 
 def _check(request: PreparedRequest, has_encoder: bool) -> None:

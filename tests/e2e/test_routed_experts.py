@@ -4,6 +4,7 @@ transformers choose, whatever an engine does to get them."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ from support.reference_models import make_model
 from support.router_hooks import chosen_experts
 from support.variants import slow
 
-from shmllm import LLM, AsyncLLM, EngineStartError, RequestError, RequestOutput, SamplingParams
+from shmllm import (
+    LLM,
+    AsyncLLM,
+    EngineStartError,
+    PromptChunk,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+)
 from shmllm.params.sampling import RequestOutputKind
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
@@ -183,6 +192,32 @@ def test_an_aborted_request_has_the_experts_of_its_tokens(reference: Reference) 
     output = asyncio.run(run())
     assert output.outputs[0].finish_reason == "abort"
     reference.assert_right(output)
+
+
+@quick_model
+def test_places_of_a_chunk_are_those_of_the_whole_prompt(reference: Reference) -> None:
+    first, table = reference.prompts[1], [[3, 4], [5, -1]]
+    whole: Any = {"temperature": 0, "max_tokens": 3, "ignore_eos": True}
+
+    async def chunks() -> AsyncIterator[Any]:
+        yield PromptChunk({"prompt_token_ids": first})
+        start = len(first) + 1
+        own: Any = {"prompt_logprob_token_ids": table, "prompt_logprob_start": start}
+        params = SamplingParams(**whole, **own, routed_experts_prompt_start=start)
+        yield PromptChunk({"prompt_token_ids": [7, 8]}, params)
+
+    async def run() -> list[RequestOutput]:
+        async with AsyncLLM(reference.directory, **LOCAL) as engine:
+            outputs = [each async for each in engine.generate(chunks(), SamplingParams(**whole))]
+        return [each for each in outputs if each.outputs[0].finish_reason is not None]
+
+    _, last = asyncio.run(run())
+    prompt = last.prompt_token_ids
+    assert prompt[len(first) + 2 :] == [7, 8]
+    tokens = [*prompt, *last.outputs[0].token_ids[:-1]]
+    wanted = reference.experts(tokens)[len(first) + 1 :]
+    assert np.array_equal(np.sort(last.outputs[0].routed_experts, -1), wanted)
+    assert last.prompt_token_id_logprobs.shape == (2, 2)
 
 
 def test_embeddings_beside_experts(tmp_path: Path) -> None:
