@@ -6,7 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shmllm.config.options import Flag, Free, JsonObject, Number, Section, Whole, option
+from shmllm.config.options import (
+    Directory,
+    Flag,
+    Free,
+    JsonObject,
+    Number,
+    Section,
+    Text,
+    Whole,
+    option,
+)
 from shmllm.config.parallel import MOST_PROCESSES
 from shmllm.errors import EngineStartError
 
@@ -27,25 +37,25 @@ class FrontEndConfig(Section):
         Free(),
         default_text="the model's",
     )
-    revision: str | None = option(None, "Branch, tag or commit on the hub.", Free())
+    revision: str | None = option(None, "Branch, tag or commit on the hub.", Text())
     tokenizer_revision: str | None = option(
         None,
         "Branch, tag or commit of a tokenizer on the hub.",
-        Free(),
+        Text(),
         default_text="revision",
         flag="",
     )
     hf_token: bool | str | None = option(
         None,
         "The token for the hub; True takes the stored one.",
-        Free(),
+        Text(or_flag=True),
         default_text="HF_TOKEN, or the stored one",
         flag="",
     )
     download_dir: str | None = option(
         None,
         "Directory that models of the hub are downloaded to and read from.",
-        Free(),
+        Directory(),
         default_text="the hub's cache",
         flag="",
     )

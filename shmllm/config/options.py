@@ -205,6 +205,21 @@ class Directory:
 
 
 @dataclass(frozen=True)
+class Text:
+    """A text of at least one character; None is valid, too, and with `or_flag` True and False."""
+
+    or_flag: bool = False
+
+    def parse(self, name: str, value: Any) -> Any:
+        if value is None or (isinstance(value, str) and value):
+            return value
+        if isinstance(value, bool) and self.or_flag:
+            return value
+        words = "None, True, False or a text" if self.or_flag else "None or a text"
+        raise EngineStartError(f"{name} must be {words}, got {value!r}")
+
+
+@dataclass(frozen=True)
 class Free:
     """Any value. The code that reads the option checks it."""
 

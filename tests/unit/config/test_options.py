@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +56,26 @@ def test_one_engine_of_a_pool_has_to_decode(engines: int, prefills: int, words: 
     with pytest.raises(EngineStartError, match=words):
         FrontEndConfig(data_parallel_size=engines, prefill_engines=prefills)
     FrontEndConfig(data_parallel_size=engines + 1, prefill_engines=prefills)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"revision": 3}, "revision must be None or a text, got 3"),
+        ({"tokenizer_revision": ""}, "tokenizer_revision must be None or a text, got ''"),
+        ({"hf_token": 3}, "hf_token must be None, True, False or a text, got 3"),
+        ({"download_dir": 3}, "download_dir must be the path of a directory, got 3"),
+    ],
+)
+def test_options_of_the_hub_are_texts(options: dict[str, Any], words: str):
+    with pytest.raises(EngineStartError, match=re.escape(words)):
+        FrontEndConfig(**options)
+
+
+def test_a_token_of_the_hub_may_be_a_flag(tmp_path: Path):
+    given = FrontEndConfig(hf_token=True, revision="main", download_dir=tmp_path)
+    assert (given.hf_token, given.revision) == (True, "main")
+    assert given.download_dir == str(tmp_path)
 
 
 def test_a_role_needs_a_shared_cache():
