@@ -10,7 +10,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.config.items import ItemInfo
 from shmllm.engine.runner import Runner
 from shmllm.params.items import COUNTED, Item
-from shmllm.params.pooling import Pooling
+from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
@@ -74,6 +74,9 @@ def _refusal_of_items(items: Sequence[Item], num_tokens: int, info: ItemInfo) ->
 def _refusal_of_pooling(pooling: Pooling, info: EngineInfo) -> str | None:
     if pooling.uses_head and not info.pooling.head:
         return "the model has neither a projection nor a classifier"
+    is_sparse = pooling.uses_head and info.pooling.head == "sparse" and info.pooling.both_ways
+    if pooling.type is PoolingType.MAX and not is_sparse:
+        return "the model computes no sparse vectors"
     if pooling.second_segment and not info.pooling.token_types:
         return "the tokens of the model have no types, so a prompt has no second segment"
     return None

@@ -13,7 +13,7 @@ from shmllm.config.pooling import PoolingInfo
 from shmllm.core.pausing import PauseMode
 from shmllm.engine.core import EngineCore
 from shmllm.outputs.columns import FinishReason
-from shmllm.params.pooling import Pooling
+from shmllm.params.pooling import Pooling, PoolingType
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
@@ -112,12 +112,27 @@ def test_what_needs_a_part_that_the_model_lacks_is_refused():
     for params, words in [
         (SamplingParams(), "generates no tokens"),
         (Pooling(uses_head=True), "neither a projection nor a classifier"),
+        (Pooling(PoolingType.MAX), "computes no sparse vectors"),
         (Pooling(second_segment=1), "no second segment"),
     ]:
         rejected = core.add(0, EngineCoreRequest(0, [1], params))
         assert rejected is not None
         assert words in rejected.message
     assert core.add(0, EngineCoreRequest(0, [1], Pooling())) is None
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        PoolingInfo(head="sparse"),  # a prompt may take several steps
+        PoolingInfo(head="projection", both_ways=True),
+    ],
+)
+def test_sparse_vectors_need_a_head_for_them_and_whole_prompts(info: PoolingInfo):
+    core = make_core(pooling=info)
+    rejected = core.add(0, EngineCoreRequest(0, [1], Pooling(PoolingType.MAX, uses_head=True)))
+    assert rejected is not None
+    assert "computes no sparse vectors" in rejected.message
 
 
 def test_a_rejection_does_not_affect_other_requests():
