@@ -30,7 +30,7 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
     if not _are_known(ids, info):
         return f"a token id lies outside the vocabulary of {info.vocab_size:,}"
     if isinstance(params, SamplingParams):
-        return _refusal_of_params(params, info)
+        return _refusal_of_params(params, len(ids), info)
     return _refusal_of_pooling(params, info)
 
 
@@ -87,7 +87,7 @@ def _are_known(token_ids: Sequence[int], info: EngineInfo) -> bool:
     return bool(0 <= array.min() <= array.max() < info.vocab_size)
 
 
-def _refusal_of_params(params: SamplingParams, info: EngineInfo) -> str | None:
+def _refusal_of_params(params: SamplingParams, num_tokens: int, info: EngineInfo) -> str | None:
     if not info.pooling.generates:
         return "the engine generates no tokens: ask it for vectors or scores"
     for name in ("logprob_token_ids", "trace_decode_token_ids"):
@@ -95,8 +95,13 @@ def _refusal_of_params(params: SamplingParams, info: EngineInfo) -> str | None:
         if token_ids is not None and not _are_known(token_ids, info):
             return f"{name} has an id outside the vocabulary of {info.vocab_size:,}"
     table = params.prompt_logprob_token_ids
-    if table is not None and max(table.ids) >= info.vocab_size:
-        return f"prompt_logprob_token_ids has an id outside the vocabulary of {info.vocab_size:,}"
+    if table is not None:
+        if max(table.ids) >= info.vocab_size:
+            return (
+                f"prompt_logprob_token_ids has an id outside the vocabulary of {info.vocab_size:,}"
+            )
+        if len(table) + (params.prompt_logprob_start or 0) != num_tokens - 1:
+            return f"prompt_logprob_token_ids has {len(table):,} rows, which do not suit the prompt"
     of_outputs = params.logprobs if params.logprob_token_ids is None else None
     asked = (of_outputs, params.prompt_logprobs, None if table is None else table.width)
     wanted = max(number or 0 for number in asked)

@@ -135,6 +135,17 @@ def test_sparse_vectors_need_a_head_for_them_and_whole_prompts(info: PoolingInfo
     assert "computes no sparse vectors" in rejected.message
 
 
+@pytest.mark.parametrize(("num_rows", "start"), [(2, 0), (4, 0), (3, 1), (1, 1)])
+def test_a_table_of_scored_tokens_has_a_row_for_each(num_rows: int, start: int):
+    core = make_core()
+    params = SamplingParams(
+        prompt_logprob_token_ids=[[1]] * num_rows, prompt_logprob_start=start, max_tokens=1
+    )
+    rejected = core.add(0, EngineCoreRequest(0, [1, 2, 3, 4], params))
+    assert rejected is not None
+    assert f"{num_rows} rows, which do not suit the prompt" in rejected.message
+
+
 def test_a_rejection_does_not_affect_other_requests():
     core = make_core()
     core.add(0, EngineCoreRequest(0, [1, 2], SamplingParams(max_tokens=3)))
