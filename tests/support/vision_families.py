@@ -376,6 +376,21 @@ _LLAVA_VIDEO: dict[str, Any] = {
 """What the recipes of those that take videos have in place of the marks of others."""
 
 
+_LLAVA_NEXT = _llava(
+    CLIP,
+    "default",
+    ("LlavaNext", "llava_next"),
+    **CLIP_MEAN,
+    do_center_crop=True,
+    do_pad=True,
+    resample=BICUBIC,
+    size={"shortest_edge": IMAGE_SIZE},
+    crop_size=_SQUARE,
+    image_grid_pinpoints=SIZES,
+)._replace(
+    model="LlavaNext",
+    outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
+)
 FAMILIES = {
     "llava": _llava(
         CLIP,
@@ -387,37 +402,8 @@ FAMILIES = {
         size={"shortest_edge": IMAGE_SIZE},
         crop_size=_SQUARE,
     ),
-    "llava_next": _llava(
-        CLIP,
-        "default",
-        ("LlavaNext", "llava_next"),
-        **CLIP_MEAN,
-        do_center_crop=True,
-        do_pad=True,
-        resample=BICUBIC,
-        size={"shortest_edge": IMAGE_SIZE},
-        crop_size=_SQUARE,
-        image_grid_pinpoints=SIZES,
-    )._replace(
-        model="LlavaNext",
-        outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
-    ),
-    "llava_next_video": _llava(
-        CLIP,
-        "default",
-        ("LlavaNext", "llava_next"),
-        **CLIP_MEAN,
-        do_center_crop=True,
-        do_pad=True,
-        resample=BICUBIC,
-        size={"shortest_edge": IMAGE_SIZE},
-        crop_size=_SQUARE,
-        image_grid_pinpoints=SIZES,
-    )._replace(
-        model="LlavaNextVideo",
-        outer={"vision_feature_select_strategy": "default", "image_grid_pinpoints": SIZES},
-        **_LLAVA_VIDEO,
-    ),
+    "llava_next": _LLAVA_NEXT,
+    "llava_next_video": _LLAVA_NEXT._replace(model="LlavaNextVideo", **_LLAVA_VIDEO),
     "llava_onevision": _llava(
         SIGLIP,
         "full",
