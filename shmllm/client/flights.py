@@ -78,7 +78,8 @@ class Flights:
             return ()
         lora = None if request.lora is None else request.lora.lora_int_id
         salt = request.cache_salt, lora
-        return chain_hashes(request.prompt_token_ids, self._block_size, salt)
+        ids = request.encoder_token_ids or request.prompt_token_ids
+        return chain_hashes(ids, self._block_size, salt)
 
     @property
     def open(self) -> list[int]:

@@ -99,19 +99,29 @@ class KVCacheManager:
 
     def _look_up(self, request: Request) -> PrefixHit | None:
         """As `longest_hit`; None if a block of another engine has vanished meanwhile."""
-        most = (request.num_tokens - 1) // self.block_size
-        length = self.prefix_cache.longest_hit(request.block_hashes, most)
+        unread = request.unread_blocks(self.block_size)
+        hashes = request.block_hashes[: unread.start] + request.block_hashes[unread.stop :]
+        most = (request.num_tokens - 1) // self.block_size - len(unread)
+        length = self.prefix_cache.longest_hit(hashes, most)
         tables = [BlockTable() for _ in self._rules]
         for group, table in enumerate(tables):
             if length:
-                first, found = self.prefix_cache.blocks(group, request.block_hashes, length)
+                first, found = self.prefix_cache.blocks(group, hashes, length)
                 kept = [block for block in found if block is not None]
                 table.blocks = [self._pools[group].padding] * first + kept
                 table.first_kept = first
                 if len(kept) < len(found):
                     self.drop(PrefixHit(0, tables))
                     return None
+        if length > unread.start:
+            self._leave_out(unread, tables)
+            length += len(unread)
         return PrefixHit(length, tables, self._num_shared_tokens(tables))
+
+    def _leave_out(self, unread: range, tables: Sequence[BlockTable]) -> None:
+        for table in tables:
+            if unread:
+                table.leave_out(unread, self.pool.padding)
 
     def _num_shared_tokens(self, tables: Sequence[BlockTable]) -> int:
         """The number of tokens of borrowed blocks, in the group that borrowed those of most."""
@@ -141,7 +151,10 @@ class KVCacheManager:
             dropped.
         """
         assert not request.block_tables
-        counts = self._num_missing(hit.tables, num_tokens)
+        unread = request.unread_blocks(self.block_size)
+        if hit.num_blocks > unread.start:
+            unread = range(0)  # the tables of the hit have left them out
+        counts = self._num_missing(hit.tables, num_tokens - len(unread) * self.block_size)
         taken = [
             pool.count_free(table.kept) + self._num_loaded(table)
             for pool, table in zip(self._pools, hit.tables, strict=True)
@@ -153,6 +166,7 @@ class KVCacheManager:
         request.block_tables = hit.tables
         self._load(hit.tables)
         self._allocate(hit.tables, counts)
+        self._leave_out(unread, hit.tables)
         request.num_cached_blocks = hit.num_blocks
         return True
 
@@ -282,7 +296,8 @@ class KVCacheManager:
             max(first, table.first_kept), min(end, self._num_known(request) // size)
         ):
             block_hash = request.block_hashes[(index + 1) * size // self.block_size - 1]
-            self.prefix_cache.register(table.blocks[index], block_hash, group)
+            if table.has(index):
+                self.prefix_cache.register(table.blocks[index], block_hash, group)
 
     def release(self, request: Request) -> None:
         """Free all blocks of the request. The last block is reused first, so a prefix stays
@@ -292,7 +307,7 @@ class KVCacheManager:
             table.blocks[index]
             for index in reversed(range(max(len(table.blocks) for table in tables)))
             for table, has_states in zip(tables, self._has_states, strict=True)
-            if not has_states and table.first_kept <= index < len(table.blocks)
+            if not has_states and table.has(index)
         )
         for group, table in enumerate(tables):
             if self._has_states[group]:

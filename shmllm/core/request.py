@@ -179,6 +179,13 @@ class Request:
         self.block_hashes: list[bytes] = []
         self.num_cached_blocks = 0
 
+    def unread_blocks(self, block_size: int) -> range:
+        """The indices of blocks before the text that have no position which an encoder computes:
+        nothing is written there or read. None are such in models without an encoder."""
+        if not self.num_encoded:
+            return range(0)
+        return range(-(-self.items[0].end // block_size), self.num_encoded // block_size)
+
     def take_adapter(self, adapter: Any, digest: str) -> None:
         """Compute with an adapter from the next admission on.
 

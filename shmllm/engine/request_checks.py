@@ -23,15 +23,19 @@ def refusal_of(request: EngineCoreRequest, info: EngineInfo) -> str | None:
     if not 0 < len(ids) <= longest - is_generating:  # one token of room for the output
         return f"a prompt of {len(ids):,} tokens does not fit max_model_len {longest:,}"
     num_encoded = info.items.num_encoded
-    if num_encoded and [item.spans for item in request.items] != [((0, info.items.most_embeds),)]:
-        return f"the model needs one item, with the first {info.items.most_embeds:,} positions"
+    if num_encoded and not _is_at_the_beginning(request.items):
+        return "the model needs one item, whose positions are the first ones"
     if problem := _refusal_of_items(request.items, num_encoded + len(ids), info.items):
         return problem
-    if not _are_known(ids, info):
+    if not all(_are_known(each, info) for each in (ids, request.encoder_token_ids) if each):
         return f"a token id lies outside the vocabulary of {info.vocab_size:,}"
     if isinstance(params, SamplingParams):
         return _refusal_of_params(params, len(ids), info)
     return _refusal_of_pooling(params, info)
+
+
+def _is_at_the_beginning(items: Sequence[Item]) -> bool:
+    return len(items) == 1 and items[0].start == 0 and len(items[0].spans) == 1
 
 
 def check_tensors(request: EngineCoreRequest, runner: Runner) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
+from shmllm.frontend.encoder_texts import EncoderTexts
 from shmllm.frontend.prompt_embeds import PLACEHOLDER, check_params, read_embeds, salt_with
 from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import ParsedPrompt, Prompt, parse_prompt, require_unicode
@@ -44,12 +45,14 @@ class PreparedRequest:
         params: the sampling parameters that the outputs follow, `n` included.
         submitted: the request for the engine. Its `number` is not set yet.
         reply_format: how the reply is read; None if the output is text only.
+        encoder_prompt: the text that the encoder reads; None if there is none.
     """
 
     prompt: str | None
     params: SamplingParams
     submitted: EngineCoreRequest
     reply_format: ReplyFormat | None = None
+    encoder_prompt: str | None = None
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -153,6 +156,7 @@ class InputProcessor:
         self._tokenizer = tokenizer
         self._info = info
         self._items = items or PromptItems(info)
+        self._encoder_texts = EncoderTexts(tokenizer, info) if info.items.has_encoder_text else None
         self._checks = SamplingChecks(tokenizer, info, structured_outputs, replies)
 
     def prepare(
@@ -180,8 +184,15 @@ class InputProcessor:
             names = [f"prompt {i}" for i in range(len(prompts))]
             names = names if len(names) > 1 else ["the prompt"] * len(names)
         parsed = [parse_prompt(name, prompt) for name, prompt in zip(names, prompts, strict=True)]
+        if self._encoder_texts is not None:
+            self._encoder_texts.divide(names, parsed, truncation)
+            truncation = None
         for name, item in zip(names, parsed, strict=True):
             self._items.check_given(name, item.given)
+            if item.encoder is not None and self._encoder_texts is None:
+                raise RequestError(
+                    f"{name} has a text for an encoder, and the model has none for it"
+                )
             if item.given is not None:
                 self._prepare_items(name, item, truncation)
         tokenized = self._tokenize(names, parsed, min_room, truncation)
@@ -214,8 +225,10 @@ class InputProcessor:
                 extra_args=extra_args,
                 embeds=item.embeds,
                 items=items,
+                encoder_token_ids=item.encoder_token_ids,
             )
-            requests.append(PreparedRequest(item.text, own, submitted, item.reply_format))
+            encoder = None if item.encoder is None else item.encoder.text
+            requests.append(PreparedRequest(item.text, own, submitted, item.reply_format, encoder))
         return requests
 
     def _prepare_items(self, name: str, item: ParsedPrompt, truncation: Truncation | None) -> None:

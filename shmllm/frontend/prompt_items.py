@@ -295,7 +295,7 @@ class PromptItems:
 
     def check_given(self, name: str, given: GivenItems | None) -> None:
         """Raises RequestError if a prompt has no item and the model needs one."""
-        if self.num_encoded and not given:
+        if self.num_encoded and not given and not self._info.items.has_encoder_text:
             (modality,) = self._info.items.modalities
             raise RequestError(
                 f"{name} has no {modality}, and the model's text is about one: pass "

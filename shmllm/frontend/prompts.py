@@ -61,10 +61,11 @@ class EmbedsPrompt(TypedDict, total=False):
 
 
 class EncoderDecoderPrompt(TypedDict, total=False):
-    """A prompt of a model with an encoder: `encoder_prompt` has the item that it computes, and no
-    text, `decoder_prompt` is the text, or the token ids, that the output continues."""
+    """A prompt of a model with an encoder: `encoder_prompt` is the text that it reads, or has the
+    item that it computes and no text; `decoder_prompt` is the text, or the token ids, that the
+    output continues."""
 
-    encoder_prompt: MultiModalPrompt
+    encoder_prompt: str | Sequence[int] | TextPrompt | TokensPrompt | MultiModalPrompt
     decoder_prompt: str | Sequence[int] | TextPrompt | TokensPrompt | None
 
 
@@ -87,6 +88,21 @@ _PROMPT_KEYS = {
 
 @dataclass(slots=True)
 class ParsedPrompt:
+    """A prompt whose form is right.
+
+    Attributes:
+        text: its text, if it has one.
+        token_ids: its token ids, if they are known.
+        cache_salt: see `TextPrompt`.
+        embeds: see `EmbedsPrompt`.
+        reply_format: see `TokensPrompt`.
+        given: its items as the user gave them.
+        items: the same, prepared.
+        expanded: its text with what stands for the items; empty: it is `text`.
+        encoder: the prompt of the encoder, if that is a text; None: the user gave none.
+        encoder_token_ids: what the encoder reads.
+    """
+
     text: str | None
     token_ids: list[int] | None
     cache_salt: str
@@ -95,6 +111,8 @@ class ParsedPrompt:
     given: GivenItems | None = None
     items: list[ReadyItem] = field(default_factory=list)
     expanded: str = ""
+    encoder: ParsedPrompt | None = None
+    encoder_token_ids: list[int] = field(default_factory=list)
 
 
 def _is_token_ids(value: object) -> bool:
@@ -126,7 +144,7 @@ def parse_prompt(name: str, prompt: object) -> ParsedPrompt:
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None, "")
     if isinstance(prompt, Mapping):
-        return _parse_mapping(name, _joined(name, prompt) if _ENCODER in prompt else prompt)
+        return _parse_both(name, prompt) if _ENCODER in prompt else _parse_mapping(name, prompt)
     if _is_token_ids(prompt) or _is_empty_list(prompt):
         return ParsedPrompt(None, list(prompt), "")  # type: ignore[call-overload]
     raise RequestError(
@@ -135,8 +153,8 @@ def parse_prompt(name: str, prompt: object) -> ParsedPrompt:
     )
 
 
-def _joined(name: str, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A prompt in two parts as one: the decoder's, with the items of the encoder's."""
+def _parse_both(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:
+    """Parse a prompt in two parts: the decoder's, with the items or the text of the encoder's."""
     unknown = prompt.keys() - {_ENCODER, _DECODER}
     if unknown:
         raise RequestError(
@@ -144,15 +162,22 @@ def _joined(name: str, prompt: Mapping[str, Any]) -> Mapping[str, Any]:
             f"{_DECODER!r} only"
         )
     encoder, decoder = prompt[_ENCODER], prompt.get(_DECODER)
-    if not isinstance(encoder, Mapping) or encoder.keys() - {"prompt", *_ITEM_KEYS}:
-        raise RequestError(f"{name}: {_ENCODER!r} must be a dict with 'multi_modal_data'")
-    if encoder.get("prompt"):
-        raise RequestError(f"{name}: {_ENCODER!r} has a text, which no supported encoder reads")
     if decoder is None or isinstance(decoder, str):
         decoder = {"prompt": decoder or ""}
     elif not isinstance(decoder, Mapping):
         decoder = {"prompt_token_ids": decoder}
-    return {**decoder, **{key: encoder[key] for key in encoder.keys() & _ITEM_KEYS}}
+    has_items = isinstance(encoder, Mapping) and bool(encoder.keys() & _ITEM_KEYS)
+    if not has_items:
+        found = _parse_mapping(f"{name}: {_DECODER!r}", decoder)
+        found.encoder = parse_prompt(f"{name}: {_ENCODER!r}", encoder)
+        return found
+    if encoder.keys() - {"prompt", *_ITEM_KEYS} or encoder.get("prompt"):
+        raise RequestError(
+            f"{name}: {_ENCODER!r} has 'multi_modal_data', and may have no text then"
+        )
+    return _parse_mapping(
+        name, {**decoder, **{key: encoder[key] for key in encoder.keys() & _ITEM_KEYS}}
+    )
 
 
 def _parse_mapping(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:

@@ -161,6 +161,8 @@ def _make_output(
         error=next((each.error for each in states if each.error is not None), None),
         prompt_index=state.index,
         is_retryable=any(each.is_retryable for each in states),
+        encoder_prompt=state.request.encoder_prompt,
+        encoder_prompt_token_ids=list(state.request.submitted.encoder_token_ids) or None,
         lora_request=state.request.submitted.lora,
     )
 

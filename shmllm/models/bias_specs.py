@@ -14,17 +14,20 @@ file with more is damaged."""
 class DistanceBiases:
     """What is added to the score of a key: a number that each head learns for its distance from the
     token, of which some are not told apart (Raffel et al., "T5", 2020, section 2.1). A bucket is a
-    range of distances; half of the buckets are for keys behind the token.
+    range of distances.
 
     Attributes:
         num_positions: the largest number of positions.
         num_buckets: the number of buckets.
         max_distance: the distance from which on all keys are in one bucket.
+        both_ways: whether half of the buckets are for keys behind the token; else it attends to
+            none of these.
     """
 
     num_positions: int
     num_buckets: int = 32
     max_distance: int = 128
+    both_ways: bool = True
 
     @property
     def width(self) -> int:

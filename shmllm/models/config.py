@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from shmllm.errors import EngineStartError
-from shmllm.models.audio.specs import AudioSpec, KeysTower
 from shmllm.models.both_ways import attend_both_ways
 from shmllm.models.config_file import (
     architecture_name,
@@ -23,6 +22,7 @@ from shmllm.models.config_file import (
 from shmllm.models.draft_specs import DraftSpec
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec, TransformSpec
+from shmllm.models.item_towers import ItemTowers
 from shmllm.models.kv_sources import check_sources, sources_of
 from shmllm.models.mixer_specs import (
     WITHIN_ITEMS,
@@ -36,15 +36,12 @@ from shmllm.models.model_size import problem_of_size
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
-from shmllm.models.rope_config import UNTIMED, RopeConfig, VideoTimes
+from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 from shmllm.models.stream_specs import AltUpSpec, PerLayerSpec
 from shmllm.models.task_adapters import TaskAdapters
 from shmllm_kernels.windows import Window
-
-if TYPE_CHECKING:
-    from shmllm.models.vision.specs import VisionSpec
 
 __all__ = ["ModelConfig", "RopeConfig"]
 
@@ -53,8 +50,8 @@ Pooled = Literal["CLS", "LAST", "MEAN"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """What one model consists of.
+class ModelConfig(ItemTowers):
+    """What one model consists of. `ItemTowers` has what it computes of items.
 
     Attributes:
         architecture: the first name in config.json's ``architectures``.
@@ -108,9 +105,6 @@ class ModelConfig:
         zeros_if_absent: the ends of names of weights that are 0 where a checkpoint lacks them.
         extra_files: the names of files beside the checkpoint, which begin those of their tensors.
         task_adapters: the adapters that its checkpoint has for tasks.
-        vision: what the model computes of images; None: it sees none, and a tower that its
-            checkpoint may have is not loaded.
-        audio: the same for sounds.
         shard: the rank whose part of a model this is. The sizes of the layers are those of the
             part, `vocab_size` and `hidden_size` are the model's.
         stage: the stage whose part of a model this is. `layers` are those of all stages.
@@ -163,8 +157,6 @@ class ModelConfig:
     zeros_if_absent: tuple[str, ...] = ()
     extra_files: tuple[str, ...] = ()
     task_adapters: TaskAdapters | None = None
-    vision: VisionSpec | None = None
-    audio: AudioSpec | None = None
     shard: Shard = WHOLE
     stage: Stage = ONLY
     whole: ModelConfig | None = None
@@ -208,23 +200,6 @@ class ModelConfig:
         )
 
     @property
-    def towers(self) -> dict[str, VisionSpec | AudioSpec]:
-        """What the model computes of the items of each modality."""
-        found: dict[str, VisionSpec | AudioSpec] = {}
-        if self.vision is not None:
-            found["image"] = self.vision
-            if self.vision.video is not None:
-                found["video"] = self.vision
-        if self.audio is not None:
-            found["audio"] = self.audio
-        return found
-
-    @property
-    def num_levels(self) -> int:
-        """How many levels images add to the residual stream, one behind each first layer."""
-        return 0 if self.vision is None else self.vision.num_levels
-
-    @property
     def is_divided(self) -> bool:
         """Whether other processes have parts of the model."""
         return self.stage.layers is not None or self.shard.size > 1
@@ -232,21 +207,7 @@ class ModelConfig:
     @property
     def item_width(self) -> int:
         """The width of the embeddings of items."""
-        if self.audio is not None and isinstance(self.audio.tower, KeysTower):
-            return self.audio.tower.embedding_width
-        return (1 + self.num_levels) * self.hidden_size
-
-    @property
-    def patches_per_side(self) -> int:
-        """How many patches of an image an embedding stands for in each direction, in models that
-        rotate by positions on several axes; 0: the model sees no images, or rotates otherwise."""
-        return self.vision.merge_size if self.vision and self.vision.has_axes else 0
-
-    @property
-    def video_times(self) -> VideoTimes:
-        """Where frames of videos are on the axis of time."""
-        video = None if self.vision is None else self.vision.video
-        return UNTIMED if video is None else video.times
+        return self.keys_width or (1 + self.num_levels) * self.hidden_size
 
     @property
     def num_layers(self) -> int:

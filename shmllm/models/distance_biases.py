@@ -22,7 +22,7 @@ def named_biases(table: Tensor, spec: DistanceBiases) -> SpreadColumns:
     """
     last = spec.num_positions - 1
     distances = torch.arange(-last, last + 1)
-    return SpreadColumns(table, _bucket(distances, spec), spec.num_buckets)
+    return SpreadColumns(table, bucket_of(distances, spec), spec.num_buckets)
 
 
 def linear_biases(spec: LinearBiases, heads: range) -> Tensor:
@@ -42,10 +42,11 @@ def _slopes(num_heads: int, steepness: int) -> list[float]:
     return found
 
 
-def _bucket(distances: Tensor, spec: DistanceBiases) -> Tensor:
+def bucket_of(distances: Tensor, spec: DistanceBiases) -> Tensor:
     """Returns the bucket of each distance, in float32 as transformers does."""
-    of_side = spec.num_buckets // 2
+    of_side = spec.num_buckets // 2 if spec.both_ways else spec.num_buckets
     exact, far = of_side // 2, distances.abs()
     steps = (far.clamp(min=1).float() / exact).log() / math.log(spec.max_distance / exact)
     wide = (exact + (steps * (of_side - exact)).long()).clamp(max=of_side - 1)
-    return torch.where(far < exact, far, wide) + of_side * (distances > 0)
+    behind = of_side * (distances > 0) if spec.both_ways else 0  # no token attends to these
+    return torch.where(far < exact, far, wide) + behind

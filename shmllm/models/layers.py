@@ -287,7 +287,8 @@ class TokenEmbedding:
         )
         self._learns_positions, self._num_outputs = config.learns_positions, config.num_outputs
         if not config.learns_positions:
-            table = sinusoids(config.num_learned_positions, hidden_size)
+            count, first = config.num_learned_positions, -config.num_encoded
+            table = sinusoids(count, hidden_size, first=first)
             self.positions = of_first.constant(table.to(storage.dtype))
         self.added = None if self._task_types is None else self._task_types[0]
         self.first_position = config.first_position

@@ -40,15 +40,13 @@ attends to none behind its own."""
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A token attends to the first positions of its request, which an encoder has computed, and to
-    no others: cross-attention.
+    """A token attends to the first positions of its request, those that an encoder has computed,
+    and to no others: cross-attention.
 
     Attributes:
-        length: the number of these positions.
         text_begins: the position of the first token of the text.
     """
 
-    length: int
     text_begins: int
 
 

@@ -54,11 +54,34 @@ _UPS = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    default = "gated-gelu" if architecture_name(fields).startswith(_LATER) else "relu"
-    fields = fields.under_names(_FIELDS)
-    positions = fields.integer("n_positions", _POSITIONS, maximum=MOST_BIASED_POSITIONS)
+    fields = with_own_names(fields)
+    biases = read_biases(fields)
+    attention = replace(read_attention(fields), ahead=None, scale=1.0, biases=biases)
+    layers = [LayerSpec(mixer=attention, mlp=read_mlp(fields))] * read_num_layers(fields)
+    return replace(
+        read_model(fields, layers, biases.num_positions, tied=True),
+        norm=NormSpec(eps=read_eps(fields)),
+        lm_head=False,
+        pooling="MEAN",
+        eos_token_ids=(),
+        skipped_prefixes=("decoder.", "encoder.embed_tokens.", "lm_head."),
+    )
+
+
+def with_own_names(fields: Fields) -> Fields:
+    """Returns the fields under the names that other families have."""
+    return fields.under_names(_FIELDS)
+
+
+def read_eps(fields: Fields) -> float:
+    """Returns what norms add to the mean square."""
+    return fields.number("layer_norm_epsilon", 1e-6)
+
+
+def read_biases(fields: Fields) -> DistanceBiases:
+    """Returns the biases of scores of an encoder, and with them the largest number of positions."""
     biases = DistanceBiases(
-        positions,
+        fields.integer("n_positions", _POSITIONS, maximum=MOST_BIASED_POSITIONS),
         fields.integer("relative_attention_num_buckets", 32, minimum=4),
         fields.integer("relative_attention_max_distance", 128),
     )
@@ -67,20 +90,12 @@ def configure(fields: Fields) -> ModelConfig:
             f"relative_attention_num_buckets {biases.num_buckets} with "
             f"relative_attention_max_distance {biases.max_distance} is not supported"
         )
-    attention = replace(read_attention(fields), ahead=None, scale=1.0, biases=biases)
-    mlp = _read_mlp(fields, default)
-    layers = [LayerSpec(mixer=attention, mlp=mlp)] * read_num_layers(fields)
-    return replace(
-        read_model(fields, layers, positions, tied=True),
-        norm=NormSpec(eps=fields.number("layer_norm_epsilon", 1e-6)),
-        lm_head=False,
-        pooling="MEAN",
-        eos_token_ids=(),
-        skipped_prefixes=("decoder.", "encoder.embed_tokens.", "lm_head."),
-    )
+    return biases
 
 
-def _read_mlp(fields: Fields, default: str) -> MLPSpec:
+def read_mlp(fields: Fields) -> MLPSpec:
+    """Returns the MLP of a layer."""
+    default = "gated-gelu" if architecture_name(fields).startswith(_LATER) else "relu"
     kind = fields.text("feed_forward_proj", default)
     gate, _, name = kind.rpartition("-")
     if gate not in ("", "gated"):

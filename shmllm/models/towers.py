@@ -30,6 +30,9 @@ from shmllm.models.audio.specs import (
 from shmllm.models.audio.voxtral import Voxtral
 from shmllm.models.audio.whisper import Whisper, WhisperKeys
 from shmllm.models.layers import Storage
+from shmllm.models.text.bart import BartEncoder
+from shmllm.models.text.specs import BartTower, T5Tower, TextSpec
+from shmllm.models.text.t5 import T5Encoder
 from shmllm.models.tower import Tower
 from shmllm.models.vision.aya_vision import AyaVision
 from shmllm.models.vision.deepseek_ocr2 import DeepseekOcr2
@@ -132,17 +135,21 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Qwen2_5OmniAudioTower: Qwen2_5OmniAudio,
     Qwen3OmniAudioTower: Qwen3OmniAudio,
     SamplesTower: Samples,
+    BartTower: BartEncoder,
+    T5Tower: T5Encoder,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""
 
 
-def make_tower(spec: VisionSpec | AudioSpec, hidden_size: int, storage: Storage) -> Tower:
+def make_tower(
+    spec: VisionSpec | AudioSpec | TextSpec, hidden_size: int, storage: Storage
+) -> Tower:
     """Allocates a tower, whose weights are not set."""
     return TOWERS[type(spec.tower)](spec.tower, hidden_size, storage)
 
 
 def make_towers(
-    specs: Mapping[str, VisionSpec | AudioSpec], hidden_size: int, storage: Storage
+    specs: Mapping[str, VisionSpec | AudioSpec | TextSpec], hidden_size: int, storage: Storage
 ) -> dict[str, Tower]:
     """Allocates the towers of a model, by modality. Modalities with the same spec share one."""
     made: dict[int, Tower] = {}

@@ -70,42 +70,38 @@ _SAME = {
 }
 """Other names for parts: those of LightOnOCR, and of PaddleOCR-VL's files."""
 
-TOWER_PREFIXES = (
-    {
-        f"{outer}{name}.{inner}": f"{_SAME.get(name, name)}."
-        for name, inners in {
-            "vision_tower": ("vision_model.", ""),
-            "multi_modal_projector": ("",),
-            "mm_projector": ("",),
-            "merger": ("",),
-            "vision_encoder": ("",),
-            "vision_projection": ("",),
-            "vision_adapter": ("",),
-            "aligner": ("",),
-            "projector": ("",),
-            "mlp_AR": ("",),
-            "visual": ("",),
-            "visual_embeddings_table": ("",),
-            "vision_model": ("",),
-            "connector": ("",),
-            "mlp1": ("",),
-            "sam_model": ("",),
-            "qwen2_model": ("",),
-            "audio_tower": ("",),
-            "vision_embedder": ("",),
-            "embed_vision": ("",),
-            "embed_audio": ("",),
-        }.items()
-        for outer in ("model.", "")
-        for inner in inners
-    }
-    | {"model.encoder.": "audio_tower."}
-    | {
-        f"{outer}{name}": name
-        for name in ("image_newline", "view_seperator", "view_separator")
-        for outer in ("model.", "")
-    }
-)
+TOWER_PREFIXES = {
+    f"{outer}{name}.{inner}": f"{_SAME.get(name, name)}."
+    for name, inners in {
+        "vision_tower": ("vision_model.", ""),
+        "multi_modal_projector": ("",),
+        "mm_projector": ("",),
+        "merger": ("",),
+        "vision_encoder": ("",),
+        "vision_projection": ("",),
+        "vision_adapter": ("",),
+        "aligner": ("",),
+        "projector": ("",),
+        "mlp_AR": ("",),
+        "visual": ("",),
+        "visual_embeddings_table": ("",),
+        "vision_model": ("",),
+        "connector": ("",),
+        "mlp1": ("",),
+        "sam_model": ("",),
+        "qwen2_model": ("",),
+        "audio_tower": ("",),
+        "vision_embedder": ("",),
+        "embed_vision": ("",),
+        "embed_audio": ("",),
+    }.items()
+    for outer in ("model.", "")
+    for inner in inners
+} | {
+    f"{outer}{name}": name
+    for name in ("image_newline", "view_seperator", "view_separator")
+    for outer in ("model.", "")
+}
 """The prefixes of the weights of towers, and what they stand for: files and the modules
 of transformers' versions have other ones."""
 

@@ -227,8 +227,9 @@ class RequestOutput:
         is_retryable: whether `error` says that the engine was paused or asleep, so that the same
             request can be sent again.
 
-    `encoder_prompt`, `encoder_prompt_token_ids` and `kv_transfer_params` are always None. They
-    exist for programs that were written for vLLM.
+    `encoder_prompt` and `encoder_prompt_token_ids` are the text that the encoder of the model reads
+    and its token ids; `prompt` and `prompt_token_ids` are those of the decoder then. `kv_transfer_params`
+    is always None; it exists for programs that were written for vLLM.
     """
 
     request_id: str
@@ -239,8 +240,8 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics | None = field(default=None, repr=False)
     lora_request: Any = field(default=None, repr=False)
-    encoder_prompt: None = field(default=None, repr=False)
-    encoder_prompt_token_ids: None = field(default=None, repr=False)
+    encoder_prompt: str | None = field(default=None, repr=False)
+    encoder_prompt_token_ids: list[int] | None = field(default=None, repr=False)
     num_cached_tokens: int = 0
     kv_transfer_params: None = field(default=None, repr=False)
     error: str | None = None

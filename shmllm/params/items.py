@@ -1,5 +1,4 @@
-"""Items of a prompt that are no text, such as images, as a front end submits them to an engine
-core."""
+"""Items of a prompt, such as images, as a front end submits them to an engine core."""
 
 from __future__ import annotations
 
@@ -7,11 +6,19 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-Modality = Literal["image", "audio", "video"]
-MODALITIES: tuple[Modality, ...] = get_args(Modality)
-COUNTED: dict[Modality, str] = {"image": "images", "audio": "audio clips", "video": "videos"}
+Modality = Literal["image", "audio", "video", "text"]
+"""What an item is. A text is what an encoder reads: the engine makes the item, of a request's
+tokens."""
+MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
+"""Those of the items that users give and front ends send."""
+COUNTED: dict[Modality, str] = {
+    "image": "images",
+    "audio": "audio clips",
+    "video": "videos",
+    "text": "texts for an encoder",
+}
 """What messages call several of them."""
 Grid = tuple[int, int, int]
 Span = tuple[int, int]
@@ -23,7 +30,7 @@ MOST_ITEM_BYTES = 2**28
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image, sound or video of a prompt.
+    """One image, sound or video of a prompt, or the text that an encoder reads.
 
     Attributes:
         identity: 32 bytes; items with equal identities have equal modalities, data and grids.
@@ -31,7 +38,7 @@ class Item:
             ascending order. The tokens at these positions are placeholders.
         grid: how the model divides the data; its meaning is the family's.
         data: a numpy array: pixels (tiles or frames, height, width, 3) uint8, or of a sound
-            (frames, features) float32. On the wire it may be left out: the engine has it from an
+            (frames, features) float32; or of a text token ids, (tokens,) int64. On the wire it may be left out: the engine has it from an
             earlier request of the same front end.
         modality: which of them it is.
         frame_seconds: of a video the time between two frames of its grid.
@@ -48,7 +55,7 @@ class Item:
     def looks_ahead(self) -> bool:
         """Whether its tokens attend to all of a span, in models whose images do: those of sounds do
         not."""
-        return self.modality != "audio"
+        return self.modality in ("image", "video")
 
     @property
     def start(self) -> int:

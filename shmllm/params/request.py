@@ -38,6 +38,8 @@ class EngineCoreRequest:
             It is transmitted in a record of its own, ahead of the request.
         items: the images of the prompt, in order; each is transmitted in a record of its own, ahead
             of the request.
+        encoder_token_ids: the text that the model's encoder reads; empty: the model has none, or
+            its encoder reads an item.
         lora: the adapter that the request is computed with, or None.
         seed: the 64 bits, as a signed number, from which its random draws follow.
         is_sibling: whether it is a further completion of the prompt of the request before it. The
@@ -55,6 +57,7 @@ class EngineCoreRequest:
     extra_args: str = ""
     embeds: Any = None
     items: tuple[Item, ...] = ()
+    encoder_token_ids: Sequence[int] = ()
     lora: LoRARequest | None = None
     seed: int = 0
     is_sibling: bool = False

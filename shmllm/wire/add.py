@@ -4,7 +4,8 @@
                  bad word lengths u32[], bad word ids i32[], scored ids i32[], trace ids i32[],
                  ids that begin and that end reasoning, i32[] each,
                  scored ids of prompt tokens i32[]
-               | prompt ids i32[], salt, grammar, extra arguments as JSON, adapter
+               | prompt ids i32[], ids of the encoder's text i32[], salt, grammar,
+                 extra arguments as JSON, adapter
 
 The bytes from PARAMS to the last of these ids are equal for most requests of a batch, so equal byte
 strings are decoded once, except large ones. Only the sampling fields that the engine acts on are
@@ -29,9 +30,9 @@ from shmllm.params.token_table import PADDING, TokenTable
 from shmllm.wire.adapter import decode_adapter, encode_adapter
 from shmllm.wire.sections import Parts, Sections, column
 
-# number, seed, priority, bytes of the parameters, prompt tokens, salt bytes, grammar bytes,
-# bytes of extra arguments, adapter bytes
-ADD_HEADER = Struct("<qqiIIIIII")
+# number, seed, priority, bytes of the parameters, prompt tokens, tokens of the encoder's text, salt
+# bytes, grammar bytes, bytes of extra arguments, adapter bytes
+ADD_HEADER = Struct("<qqiIIIIIII")
 # temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
 # count), thinking budget, stop ids, biases, allowed ids, bad words, ids of bad words, scored ids,
@@ -87,12 +88,15 @@ def encode_add(request: EngineCoreRequest) -> Parts:
         request.priority,
         len(fixed) + len(sections),
         len(request.prompt_token_ids),
+        len(request.encoder_token_ids),
         len(salt),
         len(grammar),
         len(extra),
         len(lora),
     )
     prompt = column("i", request.prompt_token_ids)
+    if request.encoder_token_ids:
+        prompt += column("i", request.encoder_token_ids)
     return (header, fixed, sections, prompt, salt, grammar, extra, lora)
 
 
@@ -146,15 +150,16 @@ def _encode_params(
 
 
 def decode_add(record: memoryview) -> EngineCoreRequest:
-    number, seed, priority, params_bytes, num_tokens, salt_bytes, grammar_bytes, *behind = (
+    number, seed, priority, params_bytes, num_tokens, num_encoder_tokens, *lengths = (
         ADD_HEADER.unpack_from(record)
     )
-    extra_bytes, lora_bytes = behind
+    salt_bytes, grammar_bytes, extra_bytes, lora_bytes = lengths
     sections = Sections(record, ADD_HEADER.size)
     run = sections.take_bytes(params_bytes)
     decode_params = _decode_params if len(run) <= LARGEST_KEPT else _decode_params.__wrapped__
     params, bad_words, thinking = decode_params(run)
     prompt = array("i", sections.take_bytes(4 * num_tokens))
+    encoder_text = sections.take("i", num_encoder_tokens)
     salt = sections.text(salt_bytes) if salt_bytes else ""
     grammar = sections.text(grammar_bytes) if grammar_bytes else ""
     extra = sections.text(extra_bytes) if extra_bytes else ""
@@ -173,6 +178,7 @@ def decode_add(record: memoryview) -> EngineCoreRequest:
         grammar,
         thinking,
         extra,
+        encoder_token_ids=encoder_text or (),
         lora=lora,
         seed=seed,
     )

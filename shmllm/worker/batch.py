@@ -93,6 +93,7 @@ class InputBatch:
             models that rotate by positions on several axes; 0: others.
         video_times: where frames of videos are on the axis of time.
         spans_prompts: whether a token of a prompt attends to all of the prompt.
+        has_encoder: whether requests begin with positions that an encoder computes.
 
     Attributes:
         max_samples: the largest number of tokens at which a step samples.
@@ -123,6 +124,7 @@ class InputBatch:
         patches_per_side: int = 0,
         video_times: VideoTimes = UNTIMED,
         spans_prompts: bool = False,
+        has_encoder: bool = False,
     ) -> None:
         self.block_size = block_size
         self.max_samples = num_rows + max_drafts
@@ -143,6 +145,7 @@ class InputBatch:
         self._patches_per_side = patches_per_side
         self._video_times = video_times
         self.num_prompt_tokens = np.zeros(num_rows, np.int64) if spans_prompts else None
+        self._encoded_ends = np.zeros(num_rows, np.int64) if has_encoder else None
         self.rope_positions = RopePositions(num_rows) if patches_per_side else None
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
@@ -177,6 +180,8 @@ class InputBatch:
         self._num_assigned[row] += 1
         if self.num_prompt_tokens is not None:
             self.num_prompt_tokens[row] = request.num_prompt_tokens
+        if self._encoded_ends is not None:
+            self._encoded_ends[row] = request.items[0].end
         self.temperature[row] = 0.0 if params.is_greedy else params.temperature
         self.top_k[row] = min(max(params.top_k, 0), 2**31 - 1)
         self.top_p[row] = params.top_p
@@ -198,7 +203,7 @@ class InputBatch:
         """Yield the images and videos of a request; each span of one has some of its frames."""
         side, times = self._patches_per_side, self._video_times
         for item in request.items:
-            if item.modality == "audio":
+            if item.modality in ("audio", "text"):
                 continue  # whose positions are those of text
             frames, rows, columns = item.grid
             of_span = frames // len(item.spans)
@@ -304,6 +309,7 @@ class InputBatch:
             sample_positions=sample_positions,
             rope_positions=self._rope_positions(token_rows, positions),
             item_ends=self._item_ends(plan, token_rows, positions, first_tokens),
+            encoded_ends=None if self._encoded_ends is None else self._encoded_ends[token_rows],
         )
 
     def _item_ends(

@@ -8,11 +8,12 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.models.audio.specs import AudioSpec
+from shmllm.models.text.specs import TextSpec
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.params.items import COUNTED, Item
 
 
-def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec]) -> None:
+def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec | TextSpec]) -> None:
     """Check an item.
 
     Args:
@@ -27,7 +28,9 @@ def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec]) -> None:
     if spec is None:
         raise RequestError(f"the model takes no {COUNTED[item.modality]}")
     expected: tuple[int, ...] | None
-    if isinstance(spec, AudioSpec):
+    if isinstance(spec, TextSpec):
+        expected = (item.grid[0],)
+    elif isinstance(spec, AudioSpec):
         expected = _shape_of_sound(item, spec)
     elif item.modality == "video":
         expected = _shape_of_video(item, spec)

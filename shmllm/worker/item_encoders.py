@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.formats.image_settings import pixel_table, read_image_settings
 from shmllm.formats.processor_files import missing_settings
 from shmllm.formats.video_settings import read_video_settings
 from shmllm.models.audio.specs import AudioSpec
+from shmllm.models.matrices import Matrix
+from shmllm.models.text.specs import TextSpec
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.params.items import Grid, Item
 
@@ -104,6 +107,23 @@ class VideoEncoder(ImageEncoder):
         return torch.cat(found if self._behind is None else [*found, self._behind])
 
 
+class TextEncoder:
+    """
+    Args:
+        tower: computes keys and values of the embeddings of tokens, [tokens, hidden].
+        table: [vocab, hidden], these embeddings.
+        send: copies token ids to where the tower computes.
+    """
+
+    def __init__(self, tower: Tower, table: Tensor, send: Send) -> None:
+        self._tower = tower
+        self._table = table
+        self._send = send
+
+    def __call__(self, item: Item) -> Tensor:
+        return self._tower(F.embedding(self._send(item.data), self._table), item.grid)
+
+
 class SoundEncoder:
     """
     Args:
@@ -120,7 +140,12 @@ class SoundEncoder:
 
 
 def make_encoder(
-    modality: str, spec: VisionSpec | AudioSpec, tower: Any, directory: str, send: Send
+    modality: str,
+    spec: VisionSpec | AudioSpec | TextSpec,
+    tower: Any,
+    table: Matrix,
+    directory: str,
+    send: Send,
 ) -> Encoder:
     """Make the encoder of a kind of item.
 
@@ -128,12 +153,16 @@ def make_encoder(
         modality: the kind.
         spec: what the model computes of it.
         tower: the model's tower for it.
+        table: the embeddings of tokens.
         directory: the model's directory.
         send: see `Send`.
 
     Raises:
         EngineStartError: the directory does not say how images are prepared.
     """
+    if isinstance(spec, TextSpec):
+        assert isinstance(table, Tensor), "no format of an encoder-decoder packs it"
+        return TextEncoder(tower, table, send)
     if isinstance(spec, AudioSpec):
         return SoundEncoder(tower, send)
     video = spec.video if modality == "video" else None

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import StepPlan
+from shmllm.models.decoder import DecoderModel
+from shmllm.models.text.specs import TextSpec
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch
@@ -97,12 +99,14 @@ def make_item_embeds(loaded: LoadedModel, send: Send = torch.tensor) -> ItemEmbe
     Raises:
         EngineStartError: the model's directory does not say how images are prepared.
     """
-    towers = getattr(loaded.model, "towers", {})
-    directory = loaded.load.directory
+    model, directory = loaded.model, loaded.load.directory
+    if not isinstance(model, DecoderModel):
+        return ItemEmbeds({})
+    specs, table = loaded.config.towers, model.embedding.table
     return ItemEmbeds(
         {
-            name: make_encoder(name, loaded.config.towers[name], tower, directory, send)
-            for name, tower in towers.items()
+            name: make_encoder(name, specs[name], tower, table, directory, send)
+            for name, tower in model.towers.items()
         }
     )
 
@@ -123,6 +127,9 @@ def item_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
             of_patch = (spec.most_activations + 3 * size**2) * loaded.dtype.itemsize + 3 * size**2
             joined = spec.most_joined * model.item_width * loaded.dtype.itemsize
             computed.append(patches * of_patch + joined)
+        elif isinstance(spec, TextSpec):
+            of_token = spec.tower.most_activations * loaded.dtype.itemsize
+            computed.append(spec.tower.most_tokens * of_token)
         else:
             of_frame = spec.tower.most_activations * loaded.dtype.itemsize
             of_frame += spec.tower.num_mels * (4 + loaded.dtype.itemsize)

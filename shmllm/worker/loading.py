@@ -29,6 +29,7 @@ from shmllm.models.model import Model
 from shmllm.models.peft_config import CONFIG_FILE as ADAPTER_CONFIG
 from shmllm.models.pooled import ModelUse, read_config
 from shmllm.models.quantized import QuantizedMatrix
+from shmllm.models.text.decoder_prompt import read_decoder_prompt
 from shmllm.models.tokenizer_end import with_end_of_tokenizer
 from shmllm.models.weights import (
     has_own_head,
@@ -317,16 +318,27 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
         return ItemInfo()
     vision, most = model.vision, config.scheduler.max_num_batched_tokens
     most_embeds = max(most, min(max_model_len, MOST_EMBEDS))
-    if model.num_encoded and model.audio is not None:
+    if model.text is not None:
+        most_embeds = model.text.tower.most_tokens
+    elif model.num_encoded and model.audio is not None:
         most_embeds = model.audio.tower.num_embeddings(model.audio.tower.most_frames)
     return ItemInfo(
         modalities=tuple(model.towers),
         most_embeds=most_embeds,
         num_encoded=model.num_encoded,
+        decoder_prompt=_decoder_prompt(config, model),
         longest_span=min(vision.longest_span, most) if vision else 0,
         cache_bytes=config.client.item_cache_bytes,
         sound_adapter=_sound_adapter(model, config.load.directory),
     )
+
+
+def _decoder_prompt(config: EngineConfig, model: ModelConfig) -> tuple[int, ...]:
+    """Return the tokens that a decoder begins with, unless a prompt says otherwise."""
+    if model.text is None:
+        return ()
+    start, directory = model.text.decoder_start, Path(config.load.directory)
+    return read_decoder_prompt(directory, start, model.vocab_size)
 
 
 def _sound_adapter(model: ModelConfig, directory: str) -> str:

@@ -49,7 +49,7 @@ def make_runner(
     began_s = time.time()
     runner = _make_runner(replace(config, plugins=named), on_load, on_capture)
     runner.began_s = began_s
-    if runner.info.items.num_encoded:
+    if runner.info.items.num_encoded and "audio" in runner.info.items.modalities:
         classes[transcription.NAME] = transcription.TranscriptionRules
     if classes:
         try:

@@ -37,6 +37,8 @@ class StepInputs:
             column, for rotations by sections; None: it is `positions` on all three.
         item_ends: (T,) int64, the position behind the item, say an image, or the prompt that each
             token belongs to, or behind its own; None: all are behind their own.
+        encoded_ends: (T,) int64, the position behind those that an encoder has computed of each
+            token's request; None: the model is no encoder-decoder.
     """
 
     token_ids: LongArray
@@ -52,6 +54,7 @@ class StepInputs:
     sample_positions: LongArray
     rope_positions: LongArray | None = None
     item_ends: LongArray | None = None
+    encoded_ends: LongArray | None = None
 
     @property
     def positions_on_axes(self) -> LongArray:
@@ -73,7 +76,8 @@ class StepInputs:
             ahead: see `AttentionSpec.ahead`.
         """
         if isinstance(ahead, Encoded):
-            return np.full(len(self.positions), ahead.length)
+            assert self.encoded_ends is not None, "the model is an encoder-decoder"
+            return self.encoded_ends
         ends = np.repeat(self.context_lens, self.counts)
         if ahead is None:
             return ends

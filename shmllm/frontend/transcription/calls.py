@@ -178,8 +178,9 @@ def _question_of(info: EngineInfo) -> Question | None:
     Raises:
         RequestError: it writes none, or not so that they can be judged.
     """
-    question = QUESTIONS.get(info.model_type) if "audio" in info.items.modalities else None
-    if not info.items.num_encoded and question is None:
+    hears = "audio" in info.items.modalities
+    question = QUESTIONS.get(info.model_type) if hears else None
+    if not (hears and info.items.num_encoded) and question is None:
         raise RequestError(
             "the model writes no transcripts: pass one like Whisper, such as "
             "model='openai/whisper-small'"

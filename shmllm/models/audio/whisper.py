@@ -7,8 +7,9 @@ the results are those of the positions that are not masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import Tensor
 from shmllm.models.audio.convolutions import KERNEL, convolve
 from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
+from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.grids import Grid
@@ -92,14 +94,12 @@ class WhisperKeys(WhisperEncoder):
     """What the layers of a decoder attend to: keys and values of the encoder's results. See
     `specs.KeysTower`."""
 
+    prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({"model.encoder.": ENCODER})
+
     def __init__(self, spec: KeysTower, hidden_size: int, storage: Storage) -> None:
         super().__init__(spec, storage)
-        inputs, outputs = spec.hidden_size, spec.kv_width
-        self._projections = [
-            self.make_dense(_name_of_projection(layer, name), outputs, inputs, bias=name == "v")
-            for layer in range(spec.num_decoder_layers)
-            for name in "kv"
-        ]
+        sizes = spec.num_decoder_layers, spec.hidden_size, spec.kv_width
+        self._keys = LayerKeys(self, *sizes, _name_of_projection, biases="v")
 
     def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
         """See `WhisperEncoder.encode`.
@@ -107,8 +107,7 @@ class WhisperKeys(WhisperEncoder):
         Returns:
             [positions, embedding_width]: for each layer its keys, then its values.
         """
-        x = self._norm(self.encode(inputs, grid))
-        return torch.cat([project(x) for project in self._projections], 1)
+        return self._keys(self._norm(self.encode(inputs, grid)))
 
 
 def _name_of_projection(layer: int, name: str) -> str:

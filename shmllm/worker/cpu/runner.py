@@ -148,6 +148,7 @@ class CpuRunner(LoadedRunner):
             patches_per_side=loaded.config.patches_per_side,
             video_times=loaded.config.video_times,
             spans_prompts=loaded.config.spans_prompts,
+            has_encoder=loaded.config.num_encoded > 0,
             make_tables=lambda shape: ranks.memory.array(TABLES, *shape, dtype="int32"),
         )
         self._routed = make_routed_experts(

@@ -126,6 +126,7 @@ class StepResources:
             patches_per_side=model.patches_per_side,
             video_times=model.video_times,
             spans_prompts=model.spans_prompts,
+            has_encoder=model.num_encoded > 0,
         )
         num_logits = model.vocab_size if model.lm_head else 1  # nothing is sampled
         sampler = GpuSampler(batch, rows, num_logits, device, config.logprobs.mode)

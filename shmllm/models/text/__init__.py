@@ -1,0 +1,1 @@
+"""Encoders of texts, whose results the layers of a decoder attend to."""

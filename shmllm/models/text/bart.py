@@ -1,0 +1,114 @@
+"""The encoders of BART (Lewis et al., 2020), mBART (Liu et al., 2020) and M2M100 (Fan et al.,
+2021): layers of Whisper's kind, whose norms may be behind the additions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shmllm.models.layer_keys import LayerKeys
+from shmllm.models.layers import Storage
+from shmllm.models.sinusoids import sinusoids
+from shmllm.models.text.specs import BartTower
+from shmllm.models.tower import ACTIVATIONS, Tower, attend
+from shmllm.models.vision.grids import Grid
+
+ENCODER = "encoder."
+EPS = 1e-5
+
+
+class BartEncoder(Tower):
+    """See `specs.BartTower`."""
+
+    prefixes: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"model.encoder.": ENCODER, ENCODER: ENCODER}
+    )
+    unused = (f"{ENCODER}embed_tokens.",)
+
+    def __init__(self, spec: BartTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(storage)
+        self._spec = spec
+        width, num_rows = spec.hidden_size, spec.most_tokens + spec.first_position
+        if spec.learns_positions:
+            self._positions = self.tensor(f"{ENCODER}embed_positions.weight", num_rows, width)
+        else:
+            table = sinusoids(num_rows, width).to(storage.dtype)
+            self._positions = storage.constant(table)
+            self.unused = (*self.unused, f"{ENCODER}embed_positions.")
+        self._embedding_norm = self._final_norm = None
+        if spec.embedding_norm:
+            self._embedding_norm = self.make_layer_norm(f"{ENCODER}layernorm_embedding", width, EPS)
+        self._layers = [
+            _BartLayer(spec, f"{ENCODER}layers.{layer}", self) for layer in range(spec.num_layers)
+        ]
+        if spec.is_pre_norm:
+            self._final_norm = self.make_layer_norm(f"{ENCODER}layer_norm", width, EPS)
+        self._keys = LayerKeys(self, spec.num_decoder_layers, width, spec.kv_width, _name_of_keys)
+
+    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
+        """Computes what the decoder's layers read of a text.
+
+        Args:
+            inputs: [tokens, hidden], the embeddings of its tokens.
+            grid: (tokens, 1, 1).
+
+        Returns:
+            [tokens, embedding_width]: for each layer its keys, then its values.
+        """
+        spec = self._spec
+        positions = self._positions[spec.first_position :][: len(inputs)]
+        x = inputs * spec.embedding_scale + positions
+        if self._embedding_norm is not None:
+            x = self._embedding_norm(x)
+        for layer in self._layers:
+            x = layer(x)
+        return self._keys(x if self._final_norm is None else self._final_norm(x))
+
+
+def _name_of_keys(layer: int, kind: str) -> str:
+    return f"model.decoder.layers.{layer}.encoder_attn.{kind}_proj"
+
+
+class _BartLayer:
+    """Attention and an MLP, each with a norm before it or behind the addition.
+
+    Args:
+        spec: what the tower computes.
+        prefix: of the weights' names.
+        tower: owns the weights.
+    """
+
+    def __init__(self, spec: BartTower, prefix: str, tower: Tower) -> None:
+        width = spec.hidden_size
+        self._heads, self._is_pre_norm = spec.num_heads, spec.is_pre_norm
+        self._activation = ACTIVATIONS[spec.activation]
+        self._norms = [
+            tower.make_layer_norm(f"{prefix}.{name}", width, EPS)
+            for name in ("self_attn_layer_norm", "final_layer_norm")
+        ]
+        self._qkv = [
+            tower.make_dense(f"{prefix}.self_attn.{name}_proj", width, width) for name in "qkv"
+        ]
+        self._out = tower.make_dense(f"{prefix}.self_attn.out_proj", width, width)
+        self._up = tower.make_dense(f"{prefix}.fc1", spec.inner, width)
+        self._down = tower.make_dense(f"{prefix}.fc2", width, spec.inner)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Runs the layer: [tokens, width] -> [tokens, width]."""
+        for norm, part in zip(self._norms, (self._attend, self._transform), strict=True):
+            x = x + part(norm(x)) if self._is_pre_norm else norm(x + part(x))
+        if x.dtype == torch.float16:  # large activations of some checkpoints
+            largest = torch.finfo(x.dtype).max - 1000
+            x = x.clamp(-largest, largest)
+        return x
+
+    def _attend(self, x: Tensor) -> Tensor:
+        q, k, v = (dense(x).view(1, len(x), self._heads, -1) for dense in self._qkv)
+        return self._out(attend(q, k, v).reshape(x.shape))
+
+    def _transform(self, x: Tensor) -> Tensor:
+        return self._down(self._activation(self._up(x)))
