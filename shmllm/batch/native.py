@@ -1,8 +1,8 @@
 """shmllm's own batch format.
 
 A row holds `prompt`, `messages` or `prompt_token_ids`, and perhaps `images`, `audio` and `videos`,
-and a record holds `text`. A field with the name of a sampling parameter is one, as in the requests
-of vLLM's and OpenAI's servers.
+or the `decoder_prompt` of an encoder-decoder, and a record holds `text`. A field with the name of a
+sampling parameter is one, as in the requests of vLLM's and OpenAI's servers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ INPUT_FIELDS = {
     "prompt",
     "messages",
     "prompt_token_ids",
+    "decoder_prompt",
     *ITEM_FIELDS,
     "cache_salt",
     "lora",
@@ -75,6 +76,7 @@ class NativeFormat:
         token_ids: whether records hold the output's token ids.
         chat: whether a prompt is the user's message of a chat.
         system: the system message before each conversation; implies `chat`.
+        decoder_prompt: what the decoder of an encoder-decoder begins with, unless a row says so.
         texts_are_json: whether a list or an object may be given as JSON text, as in a column of a
             table.
     """
@@ -86,12 +88,14 @@ class NativeFormat:
         token_ids: bool = False,
         chat: bool = False,
         system: str | None = None,
+        decoder_prompt: str | None = None,
         texts_are_json: bool = False,
     ) -> None:
         self._echo = echo
         self._token_ids = token_ids
         self._chat = chat or system is not None
         self._opening: Messages = [] if system is None else [{"role": "system", "content": system}]
+        self._decoder_prompt = decoder_prompt
         self._texts_are_json = texts_are_json
 
     def row(self, line: int, fields: Mapping[str, Any]) -> Row:
@@ -112,14 +116,14 @@ class NativeFormat:
     def text_row(self, line: int, index: int, text: str) -> Row:
         """The row of a plain line, which is the prompt; its record holds the prompt and `index`."""
         row = Row(line, carried={"index": index, "prompt": text})
-        row.prompt = self._as_chat(text)
+        row.prompt = self._as_chat(with_decoder_prompt(text, self._decoder_prompt))
         return row
 
     def record(self, row: Row, output: RequestOutput) -> JsonObject:
         first = output.outputs[0]
         record = row.identity | {"line": row.line}
         if self._echo:
-            record["prompt"] = output.prompt
+            record["prompt"] = prompt_text(output)
         record["text"] = first.text
         record["finish_reason"] = first.finish_reason
         record["num_prompt_tokens"] = len(output.prompt_token_ids)
@@ -155,16 +159,23 @@ class NativeFormat:
         given = [name for name in _CONTENT if name in fields]
         if not given:
             raise RequestError("none of 'prompt', 'messages', 'prompt_token_ids' is given")
+        of_decoder = self._decoder_prompt
+        if fields.get("decoder_prompt") is not None:
+            of_decoder = self._typed(fields, "decoder_prompt", str)
+            given.append("decoder_prompt")
         if "messages" in given and len(given) > 1:
             raise RequestError(f"{given[0]!r} and {given[1]!r} are both given; give one")
-        values = {name: self._typed(fields, name, _CONTENT[name]) for name in given}
+        values = {
+            name: self._typed(fields, name, _CONTENT[name]) for name in given if name in _CONTENT
+        }
         if "cache_salt" in fields:
             values["cache_salt"] = fields["cache_salt"]
         if "messages" in values:
             if "cache_salt" in values:
                 raise RequestError("'cache_salt' cannot be used with 'messages'")
             return [*self._opening, *values["messages"]]
-        return self._as_chat(values["prompt"] if list(values) == ["prompt"] else values)
+        content = values["prompt"] if list(values) == ["prompt"] else values
+        return self._as_chat(with_decoder_prompt(content, of_decoder))
 
     def _items(self, fields: Mapping[str, Any]) -> dict[Modality, list[str]]:
         """The items that a row names beside its prompt."""
@@ -204,11 +215,13 @@ class NativeFormat:
             sampling[name] = self._typed(fields, name, dict) if is_object else value
         return sampling
 
-    def _as_chat(self, prompt: str | dict[str, Any]) -> Any:
+    def _as_chat(self, prompt: Any) -> Any:
         if not self._chat:
             return prompt
         if isinstance(prompt, dict):
-            raise RequestError("token ids and cache_salt cannot be used with chat messages")
+            raise RequestError(
+                "token ids, cache_salt and decoder_prompt cannot be used with chat messages"
+            )
         return [*self._opening, {"role": "user", "content": prompt}]
 
     def _typed(
@@ -241,6 +254,17 @@ class NativeFormat:
             "num_output_tokens": len(completion.token_ids),
             **self._details(completion),
         }
+
+
+def with_decoder_prompt(prompt: Any, text: str | None) -> Any:
+    """A prompt whose text the encoder of an encoder-decoder reads, with one for its decoder; None:
+    the model says what the decoder begins with."""
+    return prompt if text is None else {"encoder_prompt": prompt, "decoder_prompt": text}
+
+
+def prompt_text(output: RequestOutput) -> str | None:
+    """The text that a prompt had, of the encoder if it reads text."""
+    return output.prompt if output.encoder_prompt is None else output.encoder_prompt
 
 
 def _is_sampling(name: str, value: object) -> bool:

@@ -13,6 +13,7 @@ from shmllm.cli.options import engine_options, metrics_port_option, take_engine_
 from shmllm.cli.prompts import (
     as_chat,
     chat_template_option,
+    for_encoder,
     read_prompts,
     reply_options,
     take_reply_options,
@@ -42,9 +43,9 @@ Examples:
 \b
 Files of JSON lines (or .parquet, or either compressed as .gz):
   A line of the input holds `prompt`, `messages` or `prompt_token_ids`, and may hold
-  `id`, `images`, `audio`, `videos`, `cache_salt`, `lora` (the NAME of a --lora, or null
-  for the base) and sampling parameters, such as `max_tokens`, by themselves or in the
-  object `sampling_params`; they override options. `images`, `audio` and `videos` are
+  `id`, `images`, `audio`, `videos`, `decoder_prompt`, `cache_salt`, `lora` (the NAME of a
+  --lora, or null for the base) and sampling parameters, such as `max_tokens`, by themselves
+  or in the object `sampling_params`; they override options. `images`, `audio` and `videos` are
   lists of items for `prompt`: data URLs, or paths below the folder of
   --allowed-local-media-path. Other fields are copied to the output.
   A line of the output holds `id` if the input has one, `line` (from 1), `text`,
@@ -72,6 +73,12 @@ aborted or refused requests, 130 interrupted, 143 terminated.
 @click.option("--system", help="System message; implies --chat.")
 @chat_template_option
 @reply_options
+@click.option(
+    "--decoder-prompt",
+    metavar="TEXT",
+    help="What the decoder of an encoder-decoder begins with, such as a language.  "
+    "[default: the model's]",
+)
 @item_options
 @folder_option
 @click.option("--echo", is_flag=True, help="Write the prompt before its completion.")
@@ -137,6 +144,8 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     )
     sampling = take_sampling(options)
     options["chat"] |= options["system"] is not None or options["chat_template"] is not None
+    if options["chat"] and options["decoder_prompt"] is not None:
+        raise click.UsageError("--decoder-prompt cannot be used with chats")
     if target in (None, "-"):
         check_stdout()
     found = None if source is None else look_at(source)
@@ -162,6 +171,8 @@ def run(prompts: tuple[str, ...], options: dict[str, Any]) -> int:
     inputs = read_prompts(prompts, None if found is None else found.lines)
     if options["chat"]:
         inputs = [as_chat(item, options["system"]) for item in inputs]
+    if options["decoder_prompt"] is not None:
+        inputs = [for_encoder(item, options["decoder_prompt"]) for item in inputs]
     template = options["chat_template"]
     return run_text(inputs, sampling, target, options["echo"], session, template, items)
 

@@ -90,10 +90,10 @@ def make_plan(found: Input | None, prompts: list[str], options: dict[str, Any]) 
 
 
 def _make_format(options: dict[str, Any], is_table: bool) -> NativeFormat | OpenAIFormat:
-    names = ("echo", "token_ids", "chat", "system")
+    names = ("echo", "token_ids", "chat", "system", "decoder_prompt")
     if not options["openai_batch"]:
         return NativeFormat(**{n: options[n] for n in names}, texts_are_json=is_table)
-    for name in ("echo", "token_ids", "system", "chat_template", "chat"):
+    for name in ("echo", "token_ids", "system", "chat_template", "chat", "decoder_prompt"):
         if options[name]:
             flag = "--" + name.replace("_", "-")
             raise click.UsageError(f"{flag} cannot be used with --openai-batch, whose rows set it")

@@ -144,11 +144,11 @@ class InputPrompt:
     """A prompt and its origin.
 
     Attributes:
-        content: a text to complete, or messages to answer.
+        content: a text to complete, messages to answer, or the prompts of an encoder and a decoder.
         origin: its name in error messages, such as "line 3 of prompts.txt".
     """
 
-    content: str | Messages
+    content: str | Messages | dict[str, Any]
     origin: str
 
 
@@ -179,6 +179,13 @@ def as_chat(item: InputPrompt, system: str | None) -> InputPrompt:
     """The prompt as a user's message."""
     opening: Messages = [{"role": "system", "content": system}] if system is not None else []
     return InputPrompt([*opening, {"role": "user", "content": item.content}], item.origin)
+
+
+def for_encoder(item: InputPrompt, decoder_prompt: str) -> InputPrompt:
+    """The prompt as what an encoder reads, with one for its decoder."""
+    from shmllm.batch.native import with_decoder_prompt
+
+    return InputPrompt(with_decoder_prompt(item.content, decoder_prompt), item.origin)
 
 
 def _read_lines(lines: LineInput) -> list[InputPrompt]:

@@ -103,7 +103,7 @@ def stream(
     from shmllm.frontend.request_outputs import request_output
 
     if echo:
-        out.write(request.prompt or "")
+        out.write(_echo(request.encoder_prompt, request.prompt))
     text = ""
     output: RequestOutput | None = None
     for changed in llm.front_end.serve([request], streaming=True):
@@ -165,12 +165,17 @@ def write_texts(output: RequestOutput, out: TextIO, echo: bool) -> None:
     if output.error is not None:
         out.write(f"error: {output.error}\n")
         return
-    prompt = (output.prompt or "") if echo else ""
+    prompt = _echo(output.encoder_prompt, output.prompt) if echo else ""
     for one in output.outputs:
         if len(output.outputs) > 1:
             out.write(f"[{one.index + 1} of {len(output.outputs)}]\n")
         out.write((prompt + one.text).rstrip("\n") + "\n")
         write_logprobs(one, out)
+
+
+def _echo(encoder_prompt: str | None, prompt: str | None) -> str:
+    """What stands before a completion: what an encoder has read is a line of its own."""
+    return (f"{encoder_prompt}\n" if encoder_prompt is not None else "") + (prompt or "")
 
 
 def write_logprobs(completion: CompletionOutput, out: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Prompts of models whose encoder reads the text: what it reads, and what the decoder begins with."""
+"""Prompts of models whose encoder reads text: what it reads, and what the decoder begins with."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shmllm.errors import RequestError
 from shmllm.frontend.prompts import ParsedPrompt, require_unicode
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
+from shmllm.frontend.token_checks import check_known
 
 _LANGUAGE = re.compile(r"__[a-z]{2,3}__|[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")
 """The tokens that name languages: M2M100's, and those of mBART and NLLB."""
@@ -25,6 +26,7 @@ class EncoderTexts:
 
     def __init__(self, tokenizer: Tokenizer, info: EngineInfo) -> None:
         self._tokenizer = tokenizer
+        self._info = info
         self._most = info.items.most_embeds
         self._beginning = list(info.items.decoder_prompt)
 
@@ -46,6 +48,7 @@ class EncoderTexts:
             if prompt.encoder is None:
                 prompt.encoder = ParsedPrompt(prompt.text, prompt.token_ids, "", prompt.embeds)
                 prompt.text = prompt.token_ids = prompt.embeds = None
+            prompt.cache_salt = prompt.cache_salt or prompt.encoder.cache_salt
             if prompt.encoder.embeds is not None or prompt.embeds is not None:
                 raise RequestError(
                     f"{name} has 'prompt_embeds', and the model's encoder reads text"
@@ -55,6 +58,7 @@ class EncoderTexts:
             self._check(name, ids)
             prompt.encoder_token_ids = ids
             prompt.token_ids = self._of_decoder(name, prompt)
+            prompt.text = prompt.text or None
 
     def _read_by_encoder(
         self, names: Sequence[str], prompts: Sequence[ParsedPrompt], truncation: Truncation | None
@@ -93,6 +97,7 @@ class EncoderTexts:
                 parameter="input_tokens",
                 value=len(ids),
             )
+        check_known(name, ids, self._info)
 
     def _of_decoder(self, name: str, prompt: ParsedPrompt) -> list[int]:
         """The token ids that the output continues. They begin with the model's own first one."""

@@ -22,6 +22,7 @@ from shmllm.frontend.replies.formats import ReplyFormat, ReplyFormats
 from shmllm.frontend.sampling_checks import SamplingChecks
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
+from shmllm.frontend.token_checks import check_starts, check_token_ids
 from shmllm.params.items import Item
 from shmllm.params.pooling import PoolingParams
 from shmllm.params.request import EngineCoreRequest
@@ -188,11 +189,11 @@ class InputProcessor:
             self._encoder_texts.divide(names, parsed, truncation)
             truncation = None
         for name, item in zip(names, parsed, strict=True):
-            self._items.check_given(name, item.given)
             if item.encoder is not None and self._encoder_texts is None:
                 raise RequestError(
-                    f"{name} has a text for an encoder, and the model has none for it"
+                    f"{name} has a text for an encoder, and the model has none that reads text"
                 )
+            self._items.check_given(name, item.given)
             if item.given is not None:
                 self._prepare_items(name, item, truncation)
         tokenized = self._tokenize(names, parsed, min_room, truncation)
@@ -212,7 +213,7 @@ class InputProcessor:
                 ids = self._expanded_ids(name, item, ids)
                 items = self._items.items(name, ids, item.items)
             check_token_ids(name, ids, self._info, min_room)
-            _check_starts(name, ids, own)
+            check_starts(name, ids, own)
             bad_words, grammar, thinking, extra_args = checked[id(own)]
             submitted = EngineCoreRequest(
                 UNNUMBERED,
@@ -293,62 +294,3 @@ class InputProcessor:
             for name, item in zip(names, parsed, strict=True):
                 require_unicode(name, item.text or "")
             raise
-
-
-def check_token_ids(name: str, ids: list[int], info: EngineInfo, min_room: int) -> None:
-    """Check the number and the range of a prompt's token ids.
-
-    Args:
-        name: what errors call the prompt.
-        ids: its token ids, placeholders included.
-        info: the limits of the engine.
-        min_room: tokens that have to be left for the output.
-
-    Raises:
-        RequestError: there are none or too many, or one is out of the vocabulary.
-    """
-    if not ids:
-        raise RequestError(
-            f"{name} is empty: the model needs at least one token, so the decoder prompt "
-            "cannot be empty"
-        )
-    most = info.max_model_len
-    if len(ids) > most - min_room:
-        raise RequestError(
-            f"{name} has {len(ids):,} tokens; max_model_len is {most:,}, so a prompt may have "
-            f"at most {most - min_room:,}: the maximum context length is {most} tokens of "
-            "prompt and output together. Please reduce the length of the prompt"
-            f"{'' if min_room else ', or pass truncate_prompt_tokens'}",
-            parameter="input_tokens",
-            value=len(ids),
-        )
-    vocab_size = info.vocab_size
-    low, high = min(ids), max(ids)
-    if low < 0 or high >= vocab_size:
-        wrong = low if low < 0 else high
-        raise RequestError(
-            f"{name} has token id {wrong}; the vocabulary has ids from 0 to {vocab_size - 1}, "
-            "so it is out of vocabulary",
-            parameter="prompt_token_ids",
-            value=wrong,
-        )
-
-
-def _check_starts(name: str, ids: list[int], params: SamplingParams) -> None:
-    """Raise RequestError if what parameters say of a prompt's tokens does not suit their number."""
-    start = params.routed_experts_prompt_start
-    if start > len(ids):
-        raise RequestError(
-            f"{name} has {len(ids):,} tokens, fewer than routed_experts_prompt_start {start:,}",
-            parameter="routed_experts_prompt_start",
-            value=start,
-        )
-    table, start = params.prompt_logprob_token_ids, params.prompt_logprob_start or 0
-    if table is not None and len(table) != max(len(ids) - 1 - start, 0):
-        raise RequestError(
-            f"{name} has {len(ids):,} tokens, so prompt_logprob_token_ids must have "
-            f"{max(len(ids) - 1 - start, 0):,} rows with prompt_logprob_start {start:,}, and has "
-            f"{len(table):,}",
-            parameter="prompt_logprob_token_ids",
-            value=len(table),
-        )

@@ -167,6 +167,8 @@ def _parse_both(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:
     elif not isinstance(decoder, Mapping):
         decoder = {"prompt_token_ids": decoder}
     has_items = isinstance(encoder, Mapping) and bool(encoder.keys() & _ITEM_KEYS)
+    if isinstance(encoder, Mapping) and not encoder:
+        raise RequestError(f"{name}: {_ENCODER!r} has neither a text nor 'multi_modal_data'")
     if not has_items:
         found = _parse_mapping(f"{name}: {_DECODER!r}", decoder)
         found.encoder = parse_prompt(f"{name}: {_ENCODER!r}", encoder)

@@ -15,9 +15,10 @@ from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.input_processor import PreparedRequest, check_token_ids
+from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_state import RequestState
+from shmllm.frontend.token_checks import check_token_ids
 from shmllm.params.sampling import SamplingParams
 
 Completions = Sequence[Sequence[int]]

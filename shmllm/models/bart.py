@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.encoder_decoder import name_of_pair, pairs_of_layers, text_begins
+from shmllm.models.encoder_decoder import (
+    name_of_pair,
+    pairs_of_layers,
+    rows_from,
+    text_begins,
+)
 from shmllm.models.fields import Fields
 from shmllm.models.readers import MOST_LAYERS, read_activation, read_attention, read_model
 from shmllm.models.specs import LayerNorms, MLPSpec, NormSpec
@@ -42,6 +47,10 @@ _NAMES = {
     ".mlp.up_proj.": ".fc1.",
     ".mlp.down_proj.": ".fc2.",
 }
+_SHARED = ("model.decoder.embed_tokens.", "model.encoder.embed_tokens.")
+"""Other names of the embeddings of tokens."""
+_COMPUTED = ("model.decoder.embed_positions.", "model.encoder.embed_positions.")
+"""Sinusoids, which some files have."""
 _POSITIONS = "model.decoder.embed_positions.weight"
 
 
@@ -130,22 +139,21 @@ def configure_kind(fields: Fields, kind: BartKind) -> ModelConfig:
         first_position=0 if kind.learns_positions else FIRST_POSITION,
         lm_head_bias=kind.has_bias,
         zeros_if_absent=("final_logits_bias",) if kind.has_bias else (),
-        skipped_prefixes=("model.decoder.embed_tokens.",)
-        + (() if kind.learns_positions else ("model.decoder.embed_positions.",)),
+        skipped_prefixes=_SHARED if kind.learns_positions else (*_SHARED, *_COMPUTED),
         text=TextSpec(tower, kind.decoder_start),
     )
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    from shmllm.models.matrices import matrix_of
+    from torch import Tensor
 
     parts = "self_attn.", "encoder_attn."
     named = {renamed(name_of_pair(name, parts), _NAMES): views for name, views in weights.items()}
     if config.learns_positions:  # the rows before the first token's have no meaning
-        table = matrix_of(named[_POSITIONS])
         first = config.num_encoded - FIRST_POSITION
-        named[_POSITIONS] = table.split_with_sizes([first, len(table) - first])[1:]
+        named[_POSITIONS] = rows_from(named[_POSITIONS], first)
     if config.lm_head_bias:
-        bias = matrix_of(named["final_logits_bias"])
+        (bias,) = named["final_logits_bias"]
+        assert isinstance(bias, Tensor), "it is no matrix"
         named["final_logits_bias"] = (bias[None],)
     return named

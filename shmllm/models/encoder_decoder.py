@@ -11,10 +11,14 @@ torch: front ends import it too.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shmllm.models.mixer_specs import AttentionSpec, Encoded
 from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
 from shmllm_kernels.windows import Chunk
+
+if TYPE_CHECKING:
+    from shmllm.models.matrices import Destination
 
 _ROUNDED = 128
 """The text begins at a multiple of this many positions. So a block of the KV cache has none of
@@ -52,6 +56,15 @@ def pairs_of_layers(
         found.append(LayerSpec(mixer=own, mlp=None, norms=norms[0]))
         found.append(LayerSpec(mixer=reads, mlp=mlp, norms=norms[1]))
     return found
+
+
+def rows_from(views: tuple[Destination, ...], first: int) -> tuple[Destination, ...]:
+    """Returns the destination of the rows of a table from one on: of embeddings of positions, those
+    of the text."""
+    from shmllm.models.matrices import matrix_of
+
+    table = matrix_of(views)
+    return table.split_with_sizes([first, table.shape[0] - first])[1:]
 
 
 def name_of_pair(name: str, parts: tuple[str, str], layers: str = ".layers.") -> str:

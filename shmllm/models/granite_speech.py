@@ -44,7 +44,7 @@ def configure(fields: Fields) -> ModelConfig:
         config,
         audio=read_audio(fields, config.vocab_size),
         tie_word_embeddings=tied,
-        skipped_prefixes=("encoder.",),
+        skipped_prefixes=("model.encoder.", "encoder."),
     )
 
 

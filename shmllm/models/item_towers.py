@@ -1,5 +1,5 @@
-"""What a model computes of the items of prompts: images, videos, sounds, and the texts that an encoder
-reads. This module must not import torch: front ends import it too."""
+"""What a model computes of the items of prompts: images, videos, sounds, and the texts that an
+encoder reads. This module must not import torch: front ends import it too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mBART (Liu et al., 2020): BART with norms before attention and MLP, and behind the last layers."""
+"""mBART (Liu et al., 2020): BART with norms before attention and MLP, and behind all layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """T5 (Raffel et al., 2020), mT5 and UMT5: an encoder of texts, and a decoder that attends to its
-results. Norms are before attention and MLP, scores have no scale, and those of texts have a bias for
-the distance between two tokens."""
+results. Norms are before attention and MLP, scores have no scale, and those within a text have a
+bias for the distance between two tokens."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def configure(fields: Fields) -> ModelConfig:
         model,
         norm=NormSpec(eps=eps),
         logits_scale=model.hidden_size**-0.5 if scales else 1.0,
-        skipped_prefixes=("decoder.embed_tokens.",),
+        skipped_prefixes=("model.decoder.embed_tokens.", "encoder.embed_tokens."),
         text=TextSpec(tower, fields.integer("pad_token_id", 0, minimum=0)),
     )
 

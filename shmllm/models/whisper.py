@@ -1,4 +1,4 @@
-"""Whisper: an encoder of sounds, and a decoder that attends to its results (Radford et al., 2022)."""
+"""Whisper: an encoder of sounds, and a decoder of its results (Radford et al., 2022)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.audio.fields import read_whisper
 from shmllm.models.audio.specs import AudioSpec, KeysTower
 from shmllm.models.config import ModelConfig
-from shmllm.models.encoder_decoder import name_of_pair, pairs_of_layers, text_begins
+from shmllm.models.encoder_decoder import (
+    name_of_pair,
+    pairs_of_layers,
+    rows_from,
+    text_begins,
+)
 from shmllm.models.fields import Fields
 from shmllm.models.readers import MOST_LAYERS, read_activation, read_attention, read_model
 from shmllm.models.specs import LayerNorms, MLPSpec, NormSpec
@@ -75,11 +80,7 @@ def configure(fields: Fields) -> ModelConfig:
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
-    from shmllm.models.matrices import matrix_of
-
     parts = f"{_SELF}.", f"{_CROSS}."
     named = {renamed(name_of_pair(name, parts), _NAMES): views for name, views in weights.items()}
-    positions = matrix_of(named[_POSITIONS])
-    sizes = [config.num_encoded, config.max_position_embeddings - config.num_encoded]
-    named[_POSITIONS] = positions.split_with_sizes(sizes)[1:]
+    named[_POSITIONS] = rows_from(named[_POSITIONS], config.num_encoded)
     return named

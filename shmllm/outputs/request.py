@@ -224,12 +224,12 @@ class RequestOutput:
         prompt_token_id_logprobs: a numpy array, (rows, ids) float32, with the log-probabilities of
             `prompt_logprob_token_ids`, -inf in the place of -1; None unless the parameters have
             them.
+        encoder_prompt, encoder_prompt_token_ids: the text that the model's encoder reads, if it
+            reads text, and its token ids; the prompt is the decoder's then.
         is_retryable: whether `error` says that the engine was paused or asleep, so that the same
             request can be sent again.
 
-    `encoder_prompt` and `encoder_prompt_token_ids` are the text that the encoder of the model reads
-    and its token ids; `prompt` and `prompt_token_ids` are those of the decoder then. `kv_transfer_params`
-    is always None; it exists for programs that were written for vLLM.
+    `kv_transfer_params` is always None. It exists for programs that were written for vLLM.
     """
 
     request_id: str

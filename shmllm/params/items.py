@@ -37,9 +37,9 @@ class Item:
         spans: the half-open intervals of the prompt's positions whose embeddings are the item's, in
             ascending order. The tokens at these positions are placeholders.
         grid: how the model divides the data; its meaning is the family's.
-        data: a numpy array: pixels (tiles or frames, height, width, 3) uint8, or of a sound
-            (frames, features) float32; or of a text token ids, (tokens,) int64. On the wire it may be left out: the engine has it from an
-            earlier request of the same front end.
+        data: a numpy array: pixels (tiles or frames, height, width, 3) uint8, of a sound (frames,
+            features) float32, or of a text token ids, (tokens,) int64. On the wire it may be left
+            out: the engine has it from an earlier request of the same front end.
         modality: which of them it is.
         frame_seconds: of a video the time between two frames of its grid.
     """

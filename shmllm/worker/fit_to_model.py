@@ -26,6 +26,11 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
         return config
     fields = read_fields(directory, load.overrides)
     found = ModelConfig.from_fields(fields, directory)
+    if found.num_encoded and config.plugins.kv_connector:
+        raise EngineStartError(
+            f"kv_connector is not possible with {found.architecture}, whose requests begin with "
+            "what an encoder computes: leave it out"
+        )
     config = _fit_to_head(config, found)
     if not found.whole_prompts:
         return _fit_to_images(config, found)

@@ -30,7 +30,7 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
     is_multi = head is not None and head.kind == "multi"
     if is_multi:
         tasks = (*tasks, "token_classify")
-    if use.runner == "generate":
+    if use.runner == "generate" or config.text is not None:
         tasks = ()
     return PoolingInfo(
         tasks=tasks,

@@ -30,7 +30,7 @@ _BLOCKS_AT_ONCE = 8
 class GraniteSpeech(Tower):
     """See `conformer_specs.GraniteSpeechTower`."""
 
-    prefixes = MappingProxyType({"encoder.": ENCODER})
+    prefixes = MappingProxyType({"model.encoder.": ENCODER, "encoder.": ENCODER})
 
     def __init__(self, spec: GraniteSpeechTower, hidden_size: int, storage: Storage) -> None:
         super().__init__(storage)

@@ -27,7 +27,7 @@ class BartEncoder(Tower):
     prefixes: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"model.encoder.": ENCODER, ENCODER: ENCODER}
     )
-    unused = (f"{ENCODER}embed_tokens.",)
+    unused: tuple[str, ...] = (f"{ENCODER}embed_tokens.",)
 
     def __init__(self, spec: BartTower, hidden_size: int, storage: Storage) -> None:
         super().__init__(storage)

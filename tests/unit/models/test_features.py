@@ -64,9 +64,7 @@ USES = {
             indexer=IndexerSpec(num_heads=2, head_dim=8, top_k=3, interleaved=False),
         )
     ),
-    Feature.DIVIDED_ENCODER: replace(
-        of_attention(ahead=Encoded(8, 16), source=0), shard=Shard(1, 2)
-    ),
+    Feature.DIVIDED_ENCODER: replace(of_attention(ahead=Encoded(16), source=0), shard=Shard(1, 2)),
 }
 EXPERTS = of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True))
 

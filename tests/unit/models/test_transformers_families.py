@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_PRETRAINING_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
@@ -75,6 +76,7 @@ def test_transformers_has_the_families_that_run() -> None:
     known = {name for table in tables for name in table.values()}
     known |= set(MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.values())
     known |= set(MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES.values())
+    known |= set(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.values())
     known |= {"DPRQuestionEncoder", "DPRContextEncoder"}  # transformers has a table for one of them
     assert others <= TEXT_MODELS.keys() | known | IN_FILES
     assert len(FAMILIES) - len(RUN) >= 28

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from conformance.gpu_whisper import WhisperConformance, subject
+from conformance.encoder_decoders import EncoderDecoderConformance
+from conformance.gpu_whisper import subject
 
 __all__ = ["subject"]
 
@@ -13,5 +14,5 @@ def gpu_device() -> None:
     """No device: the CPU computes."""
 
 
-class TestWhisper(WhisperConformance):
+class TestWhisper(EncoderDecoderConformance):
     pass

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.gpu_whisper import WhisperOnDeviceConformance, subject
+from conformance.encoder_decoders import OnDeviceConformance
+from conformance.gpu_whisper import subject
 
 __all__ = ["subject"]
 
 
-class TestWhisper(WhisperOnDeviceConformance):
+class TestWhisper(OnDeviceConformance):
     pass

@@ -1,0 +1,113 @@
+"""Small random encoder-decoders of texts, made by transformers, and the tokens they generate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from support.one_thread import one_thread
+from support.vision_models import draw_weights, tokenizer_with
+
+LENGTH = 64
+"""The most tokens of a text for the encoder, and of the decoder's."""
+NUM_TOKENS = 512
+_OF_BART: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": LENGTH,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+_OF_T5: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0,
+    "n_positions": LENGTH,
+}
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart": ("bart", _OF_BART),
+    "mbart": ("mbart", _OF_BART | {"scale_embedding": True}),
+    "m2m_100": ("m2m_100", _OF_BART),
+    "t5": ("t5", _OF_T5),
+    "t5 v1.1": ("t5", _OF_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": ("mt5", _OF_T5),
+    "umt5": ("umt5", _OF_T5),
+}
+"""By name, the type of a model and fields of its configuration."""
+PADDING = {"m2m_100": 1}
+"""The token that some models do not count as a position."""
+
+
+def make_encoder_decoder(directory: Path, name: str, **fields: Any) -> Any:
+    """A random float32 model of transformers' in `directory`.
+
+    Args:
+        directory: where its files are written to.
+        name: of RECIPES.
+        fields: further fields of config.json.
+    """
+    torch.manual_seed(11)
+    kind, recipe = RECIPES[name]
+    config = transformers.AutoConfig.for_model(kind, vocab_size=NUM_TOKENS, **{**recipe, **fields})
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+    draw_weights(model, 1.0)
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            if weight.ndim > 1:  # so that the texts decide, and not the biases
+                weight.mul_(3)
+            if kind == "bart" and "encoder_attn.out_proj" in key:  # and not one of the texts alone
+                weight.mul_(0.1)
+        if name == "t5 v1.1":
+            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+        for bias in (buffer for key, buffer in model.named_buffers() if "logits_bias" in key):
+            bias.normal_(0, 0.3)
+            if (padding := PADDING.get(kind)) is not None:
+                bias[0, padding] = -100
+    model.save_pretrained(directory)
+    tokenizer_with((), first_mark=300).save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return model
+
+
+@one_thread()
+@torch.inference_mode()
+def reference_tokens(
+    model: Any,
+    text: Sequence[int],
+    prompt: Sequence[int],
+    max_new_tokens: int = 12,
+    penalty: float = 1.0,
+) -> list[int]:
+    """transformers' most likely tokens, one after the other; nothing but their number ends them.
+
+    Args:
+        model: the model.
+        text: what the encoder reads.
+        prompt: what the decoder begins with.
+        max_new_tokens: their number.
+        penalty: the repetition penalty.
+    """
+    ids = list(prompt)
+    penalise = transformers.RepetitionPenaltyLogitsProcessor(penalty)
+    encoded = model.get_encoder()(input_ids=torch.tensor([text]))
+    for _ in range(max_new_tokens):
+        known = torch.tensor([ids])
+        logits = model(encoder_outputs=encoded, decoder_input_ids=known).logits[:, -1]
+        ids.append(int(penalise(known, logits).argmax()))
+    return ids[len(prompt) :]
