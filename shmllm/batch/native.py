@@ -264,7 +264,8 @@ def with_decoder_prompt(prompt: Any, text: str | None) -> Any:
 
 def prompt_text(output: RequestOutput) -> str | None:
     """The text that a prompt had, of the encoder if it reads text."""
-    return output.prompt if output.encoder_prompt is None else output.encoder_prompt
+    reads_text = output.encoder_prompt_token_ids is not None
+    return output.encoder_prompt if reads_text else output.prompt
 
 
 def _is_sampling(name: str, value: object) -> bool:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from shmllm.core.block_pool import BlockPool, KVBlock
 from shmllm.core.block_table import BlockTable
 from shmllm.core.kv_groups import ONE_GROUP, KVGroup
+from shmllm.core.lenders import Lenders
 from shmllm.core.prefix_cache import PrefixCache, hash_blocks
 from shmllm.core.request import Request
-from shmllm.core.shared_blocks import BlockCopy, Lender, StepCounts
+from shmllm.core.shared_blocks import Lender
 
 LOOKUPS = 3
 """How often a prefix is looked up if blocks of other engines vanish meanwhile."""
@@ -47,6 +48,9 @@ class KVCacheManager:
         enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
         groups: the groups of layers.
         num_states: the number of blocks of states, including the padding block.
+
+    Attributes:
+        lenders: who lends blocks of other engines, and takes the engine's own.
     """
 
     def __init__(
@@ -66,9 +70,7 @@ class KVCacheManager:
         self.prefix_cache = PrefixCache(self._rules, block_size)
         self.pool = BlockPool(num_blocks, on_reuse=self.prefix_cache.forget)
         self.states = BlockPool(num_states, on_reuse=self.prefix_cache.forget)
-        self._lender: Lender | None = None
-        self._former_lenders: list[Lender] = []
-        self._steps = StepCounts()
+        self.lenders = Lenders()
         self._has_states = [rule.interval is not None for rule in self._rules]
         self._pools = [self.states if states else self.pool for states in self._has_states]
 
@@ -89,8 +91,8 @@ class KVCacheManager:
         request's last token, which must be computed because its logits choose the next token."""
         if self.enable_prefix_caching and request.params.reads_prefix_cache:
             hash_blocks(request, self.block_size)
-            if self._lender is not None:
-                self._lender.refresh()
+            if self.lenders.current is not None:
+                self.lenders.current.refresh()
             for _ in range(LOOKUPS):
                 hit = self._look_up(request)
                 if hit is not None:
@@ -133,10 +135,13 @@ class KVCacheManager:
     def drop(self, hit: PrefixHit) -> None:
         """Give the borrowed blocks of a hit back that nobody else refers to: its request is not
         admitted."""
+        lender = self.lenders.current
+        if lender is None:
+            return
         for table in hit.tables:
             for block in table.kept:
-                if block.ref_count == 0 and block.home is self._lender and self._lender is not None:
-                    self._lender.append(block)
+                if block.ref_count == 0 and block.home is lender:
+                    lender.append(block)
 
     def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> bool:
         """Give a request that has no blocks the blocks for its first `num_tokens` tokens.
@@ -172,20 +177,20 @@ class KVCacheManager:
 
     def _num_loaded(self, table: BlockTable) -> int:
         """The number of blocks of a hit that are going to be copied."""
-        if self._lender is None or self._lender.is_in_place:
+        if self.lenders.current is None or self.lenders.current.is_in_place:
             return 0
         return self._num_borrowed(table)
 
     def _num_borrowed(self, table: BlockTable) -> int:
         """The number of blocks of a hit that other engines share."""
-        if self._lender is None:
+        if self.lenders.current is None:
             return 0
-        return sum(block.home is self._lender for block in table.kept)
+        return sum(block.home is self.lenders.current for block in table.kept)
 
     def _load(self, tables: Sequence[BlockTable]) -> None:
         """Replace borrowed blocks by own ones, into which the step that is being planned copies
         them, unless they are read in place."""
-        lender = self._lender
+        lender = self.lenders.current
         if lender is None or lender.is_in_place:
             return
         for group, table in enumerate(tables):
@@ -346,52 +351,13 @@ class KVCacheManager:
         count = sum(self._has_states)
         return self.states.allocate(count) if self.states.num_free >= 2 * count else []
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether blocks are shared with other engines."""
-        return self._lender is not None
-
     def share(self, lender: Lender | None) -> None:
         """Use the blocks that other engines share, and share the own ones, from now on; None ends
         that. Running requests keep the blocks that they have borrowed.
 
-        No submitted step may have copies to make: see `step_run`."""
-        if self._lender is not None:
-            self._former_lenders.append(self._lender)
-        if lender is not None:
-            lender.steps = self._steps
-        self._lender = lender
+        No submitted step may have copies to make: see `Lenders.step_run`."""
+        self.lenders.use(lender)
         self.prefix_cache.share(lender)
-
-    def take_saves(self) -> list[BlockCopy]:
-        """The blocks to copy to where other engines find them; see `Lender.take_saves`."""
-        return [] if self._lender is None else self._lender.take_saves()
-
-    def take_loads(self) -> list[BlockCopy]:
-        """The shared blocks to copy into the engine's own; see `Lender.take_loads`."""
-        return [] if self._lender is None else self._lender.take_loads()
-
-    def step_submitted(self) -> None:
-        """A step that was planned is going to run, after those before it. Blocks that other engines
-        share are given back when no step reads them any more."""
-        self._steps.submitted += 1
-
-    def step_run(self, saves: Iterable[BlockCopy], loads: Iterable[BlockCopy]) -> None:
-        """The first of the submitted steps has run, and has made these copies."""
-        self._steps.run += 1
-        if self._lender is not None:
-            self._lender.saved(saves)
-            self._lender.loaded(loads)
-            self._lender.return_unread()
-        if self._former_lenders:
-            for lender in self._former_lenders:
-                lender.return_unread()
-            self._former_lenders = [each for each in self._former_lenders if each.has_lent]
-
-    @property
-    def has_saves(self) -> bool:
-        """Whether blocks wait to be copied to where other engines find them."""
-        return self._lender is not None and self._lender.has_pending
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache. Running requests keep their blocks."""

@@ -187,7 +187,7 @@ class Scheduler:
         Returns:
             The plan. Its `num_tokens` is 0 if there is nothing to compute.
         """
-        plan = StepPlan(step=self.stats.steps, saves_before=self._kv_cache.take_saves())
+        plan = StepPlan(step=self.stats.steps, saves_before=self._kv_cache.lenders.take_saves())
         most = self._batches.most_requests(len(self._running) + len(self._waiting))
         if self._plan_steady(plan) or not self._schedule_running(plan, most):
             self._schedule_waiting(plan, most)
@@ -195,8 +195,8 @@ class Scheduler:
         plan.is_repeat = self._steady.is_repeating
         if plan.num_tokens:
             self.stats.steps += 1
-            plan.loads = self._kv_cache.take_loads()
-            plan.saves_after = self._kv_cache.take_saves()
+            plan.loads = self._kv_cache.lenders.take_loads()
+            plan.saves_after = self._kv_cache.lenders.take_saves()
             plan.left_rows = self.rows.take_left()
             self.connector.planned(plan)
         return plan
@@ -354,7 +354,7 @@ class Scheduler:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = max(num_computed_tokens - request.num_encoded, 0)
             request.scheduled_ns = monotonic_ns()
-            is_shared = self._kv_cache.is_shared or self.connector.is_on
+            is_shared = self._kv_cache.lenders.is_shared or self.connector.is_on
             self.stats.add_admitted(request, num_elsewhere if is_shared else None)
         self.observer.admitted(request)
         self.encoder_cache.use_prefix(request, num_computed_tokens, plan)

@@ -147,7 +147,7 @@ class EngineCore:
     @property
     def has_saves(self) -> bool:
         """Whether a step can copy blocks to where other engines find them."""
-        return self._kv_cache.has_saves and not self.pauses.is_frozen
+        return self._kv_cache.lenders.has_saves and not self.pauses.is_frozen
 
     def add(self, client: int, request: EngineCoreRequest) -> Rejected | None:
         """Queue a request of a front end.
@@ -325,7 +325,7 @@ class EngineCore:
         plan = self.scheduler.schedule()
         if not plan.num_tokens and not plan.saves_before:
             return None
-        self._kv_cache.step_submitted()
+        self._kv_cache.lenders.step_submitted()
         return plan
 
     def _finish(self, began_ns: int, planned_ns: int) -> dict[int, OutputColumns]:
@@ -337,7 +337,7 @@ class EngineCore:
         submitted_ns = perf_counter_ns()
         result = step.result()
         sampled_ns = perf_counter_ns()
-        self._kv_cache.step_run((*plan.saves_before, *plan.saves_after), plan.loads)
+        self._kv_cache.lenders.step_run((*plan.saves_before, *plan.saves_after), plan.loads)
         if not plan.num_tokens:
             return {}
         num_accepted = self.scheduler.stats.accepted_tokens

@@ -11,10 +11,13 @@ import torch
 import transformers
 from support.one_thread import one_thread
 from support.vision_models import draw_weights, tokenizer_with
+from tokenizers.processors import TemplateProcessing
 
 LENGTH = 64
 """The most tokens of a text for the encoder, and of the decoder's."""
 NUM_TOKENS = 512
+END, LANGUAGES = "</s>", ("eng_Latn", "fra_Latn")
+"""The tokens around a text for the encoder: the first language is before that of M2M100."""
 _OF_BART: dict[str, Any] = {
     "d_model": 32,
     "encoder_layers": 2,
@@ -79,7 +82,11 @@ def make_encoder_decoder(directory: Path, name: str, **fields: Any) -> Any:
             if (padding := PADDING.get(kind)) is not None:
                 bias[0, padding] = -100
     model.save_pretrained(directory)
-    tokenizer_with((), first_mark=300).save(str(directory / "tokenizer.json"))
+    tokenizer = tokenizer_with((END, *LANGUAGES), first_mark=300)
+    ids = [(mark, tokenizer.token_to_id(mark)) for mark in (END, *LANGUAGES)]
+    first = f"{LANGUAGES[0]} " if kind == "m2m_100" else ""
+    tokenizer.post_processor = TemplateProcessing(f"{first}$A {END}", f"$A $B {END}", ids)
+    tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return model

@@ -192,8 +192,8 @@ def test_a_request_without_room_for_its_item_holds_no_shared_block():
     assert waiting.num_computed_tokens == 0
     bench.abort(1)
     bench.run()
-    bench.manager.step_submitted()
-    bench.manager.step_run([], [])
+    bench.manager.lenders.step_submitted()
+    bench.manager.lenders.step_run([], [])
     assert shared.lent == {}
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shmllm.core.kv_cache_manager import KVCacheManager
+from shmllm.core.block_table import BlockTable
+from shmllm.core.kv_cache_manager import KVCacheManager, PrefixHit
 from shmllm.core.kv_groups import FullAttention, KVGroup, RecurrentState
 from shmllm.core.request import Request
+from shmllm.engine.encoder_text import item_of_text
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 
@@ -353,3 +355,62 @@ class TestStatesAlone:
         request.num_computed_tokens = 63
         assert manager.extend(request, 70) is not None
         manager.check_integrity()
+
+
+class TestUnreadBlocks:
+    """A request begins with what an encoder computes; its text is behind the longest of these."""
+
+    BEGIN = 128
+    NUM_BLOCKS = BEGIN // BLOCK_SIZE
+
+    def ask(self, text: int, tokens):
+        item = item_of_text(range(text))
+        submitted = EngineCoreRequest(0, tokens, SamplingParams(max_tokens=8), items=(item,))
+        return Request(0, submitted, seed=0, max_model_len=1024, num_encoded=self.BEGIN)
+
+    @pytest.mark.parametrize(("text", "own"), [(1, 1), (16, 1), (17, 2), (127, 8), (128, 8)])
+    def test_a_request_has_none_of_its_own_there(self, text, own):
+        manager = make_manager(num_blocks=12)
+        request = self.ask(text, [5, 6])
+        compute(manager, request)
+        (table,) = request.block_tables
+        assert len(table.blocks) == self.NUM_BLOCKS + 1
+        assert table.blocks[own : self.NUM_BLOCKS] == [manager.pool.padding] * (
+            self.NUM_BLOCKS - own
+        )
+        assert len(table.kept) == manager.num_used_blocks == own + 1
+        manager.extend(request, self.BEGIN + 33)
+        assert manager.num_used_blocks == own + 3
+        manager.release(request)
+        manager.check_integrity()
+        assert not manager.num_used_blocks
+
+    def test_a_hit_passes_over_them(self):
+        manager = make_manager(num_blocks=20)
+        tokens = list(range(40))
+        first = self.ask(20, tokens)
+        assert compute(manager, first) == 0
+        second = self.ask(20, tokens)
+        assert compute(manager, second) == self.BEGIN + 32
+        assert second.block_tables[0].kept[:4] == first.block_tables[0].kept[:4]
+        assert manager.num_used_blocks == 2 + 3 + 1
+        for request in (first, second):
+            manager.release(request)
+        manager.check_integrity()
+
+    def test_a_hit_may_end_before_them(self):
+        """Another text of the decoder: only what the encoder has computed is there."""
+        manager = make_manager(num_blocks=20)
+        compute(manager, self.ask(20, list(range(40))))
+        other = self.ask(20, list(range(7, 47)))
+        assert compute(manager, other) == 32
+        assert manager.num_used_blocks == 2 + 3 + 3
+        longer = self.ask(36, list(range(40)))
+        assert compute(manager, longer) == 0
+
+    def test_too_few_blocks_change_nothing(self):
+        manager = make_manager(num_blocks=4)
+        request = self.ask(33, [5])
+        assert not manager.admit(request, manager.longest_hit(request), self.BEGIN + 1)
+        assert not manager.num_used_blocks
+        assert manager.admit(self.ask(32, [5]), PrefixHit(0, [BlockTable()]), self.BEGIN + 1)

@@ -69,9 +69,9 @@ class Bench:
 
     def run(self):
         """Take the copies of a plan, and make them."""
-        loads, saves = self.manager.take_loads(), self.manager.take_saves()
-        self.manager.step_submitted()
-        self.manager.step_run(saves, loads)
+        loads, saves = self.manager.lenders.take_loads(), self.manager.lenders.take_saves()
+        self.manager.lenders.step_submitted()
+        self.manager.lenders.step_run(saves, loads)
         return loads, saves
 
     @property
@@ -200,12 +200,12 @@ def test_copies_replace_borrowed_blocks():
     request = bench.admit(PROMPT)
     own = ids_of(request)[:4]
     assert max(own) <= 20
-    loads, saves = bench.manager.take_loads(), bench.manager.take_saves()
+    loads, saves = bench.manager.lenders.take_loads(), bench.manager.lenders.take_saves()
     assert loads == [BlockCopy(0, a, b) for a, b in zip(other, own, strict=True)]
     assert saves == [], "the others have them"
-    bench.manager.step_submitted()
+    bench.manager.lenders.step_submitted()
     assert bench.lent == other
-    bench.manager.step_run(saves, loads)
+    bench.manager.lenders.step_run(saves, loads)
     assert bench.lent == []
     assert ids_of(bench.admit(PROMPT))[:4] == own, "they are cached now"
 
@@ -224,14 +224,14 @@ def test_a_block_that_two_steps_copy_is_given_back_after_the_second():
     plans = []
     for _ in range(2):
         request = bench.admit(PROMPT[:5])
-        plans.append((bench.manager.take_saves(), bench.manager.take_loads()))
-        bench.manager.step_submitted()
+        plans.append((bench.manager.lenders.take_saves(), bench.manager.lenders.take_loads()))
+        bench.manager.lenders.step_submitted()
         bench.manager.release(request)
         bench.manager.release(bench.admit([70] * 18))  # which reuses all blocks
     assert [len(loads) for _, loads in plans] == [1, 1]
-    bench.manager.step_run(*plans[0])
+    bench.manager.lenders.step_run(*plans[0])
     assert bench.lent == other
-    bench.manager.step_run(*plans[1])
+    bench.manager.lenders.step_run(*plans[1])
     assert bench.lent == []
 
 
@@ -259,7 +259,7 @@ def test_a_state_is_saved_when_its_request_has_passed_it():
     _, saves = bench.run()
     assert {each.section for each in saves} == {0}
     bench.manager.release(request)
-    assert bench.manager.has_saves
+    assert bench.manager.lenders.has_saves
     _, saves = bench.run()
     assert [each.section for each in saves] == [1]
     assert bench.keys(PROMPT[:8], 1)[0] in bench.shared.published.values()
@@ -278,14 +278,14 @@ def test_without_room_nothing_is_saved_and_nothing_waits():
     bench = Bench(room=1)
     bench.admit(PROMPT)
     assert len(bench.run()[1]) == 1
-    assert not bench.manager.has_saves
+    assert not bench.manager.lenders.has_saves
 
 
 def test_forgotten_prefixes_are_not_saved():
     bench = Bench()
     bench.admit(PROMPT)
     bench.manager.reset_prefix_cache()
-    assert not bench.manager.has_saves
+    assert not bench.manager.lenders.has_saves
 
 
 def test_what_was_cached_before_is_saved_over_some_steps():
@@ -295,7 +295,7 @@ def test_what_was_cached_before_is_saved_over_some_steps():
     bench.manager.release(bench.admit(tokens))
     bench.manager.share(bench.lender)
     counts = []
-    while bench.manager.has_saves:
+    while bench.manager.lenders.has_saves:
         counts.append(len(bench.run()[1]))
     assert counts == [32, 8]
     assert set(bench.shared.published.values()) == set(bench.keys(tokens))
@@ -306,12 +306,12 @@ def test_a_block_is_given_back_when_the_submitted_steps_have_run():
     bench = Bench()
     other = bench.put(PROMPT)
     request = bench.admit(PROMPT)
-    bench.manager.step_submitted()
-    bench.manager.step_submitted()
+    bench.manager.lenders.step_submitted()
+    bench.manager.lenders.step_submitted()
     bench.manager.release(request)
     for _ in range(2):
         assert bench.lent == other
-        bench.manager.step_run([], [])
+        bench.manager.lenders.step_run([], [])
     assert bench.lent == []
 
 
@@ -319,10 +319,10 @@ def test_a_block_that_is_asked_for_again_stays():
     bench = Bench()
     other = bench.put(PROMPT)
     request = bench.admit(PROMPT)
-    bench.manager.step_submitted()
+    bench.manager.lenders.step_submitted()
     bench.manager.release(request)
     again = bench.admit(PROMPT)
-    bench.manager.step_run([], [])
+    bench.manager.lenders.step_run([], [])
     assert bench.lent == other == ids_of(again)[:4]
     bench.manager.release(again)
     assert bench.lent == []
@@ -335,10 +335,10 @@ def test_former_lenders_get_their_blocks_back(has_next):
     request = bench.admit(PROMPT)
     bench.manager.share(Lender(FakeSharedBlocks(), [0], True) if has_next else None)
     assert not bench.manager.longest_hit(make_request(PROMPT)).num_blocks
-    bench.manager.step_submitted()
+    bench.manager.lenders.step_submitted()
     bench.manager.release(request)
     assert bench.lent == other
-    bench.manager.step_run([], [])
+    bench.manager.lenders.step_run([], [])
     assert bench.lent == []
 
 

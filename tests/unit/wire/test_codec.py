@@ -250,6 +250,7 @@ MESSAGES = {
             bad_words,
             text,
             st.none() | thinking,
+            encoder_token_ids=st.just(()) | st.lists(token_id, min_size=1, max_size=5),
             lora=st.none() | adapters,
             seed=int64,
         ),
