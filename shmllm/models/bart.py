@@ -16,6 +16,7 @@ from shmllm.models.encoder_decoder import (
 )
 from shmllm.models.fields import Fields
 from shmllm.models.readers import MOST_LAYERS, read_activation, read_attention, read_model
+from shmllm.models.sinusoid_kinds import SinusoidKind
 from shmllm.models.specs import LayerNorms, MLPSpec, NormSpec
 from shmllm.models.text.specs import BartTower, TextSpec, activation_of
 from shmllm.models.vision.fields import read_num_heads
@@ -61,7 +62,8 @@ class BartKind:
     Attributes:
         is_pre_norm: whether norms are before attention and MLP.
         embedding_norm: whether embeddings have a norm.
-        learns_positions: whether a checkpoint has embeddings of positions; else they are sinusoids.
+        sinusoids: which sinusoids embed positions; None: a checkpoint has the embeddings.
+        first_position: the row of the table of positions for the first token.
         has_bias: whether logits have a bias, which a checkpoint may lack.
         activation: the default of ``activation_function``.
         vocab_size: the default of ``vocab_size``.
@@ -71,7 +73,8 @@ class BartKind:
 
     is_pre_norm: bool = False
     embedding_norm: bool = True
-    learns_positions: bool = True
+    sinusoids: SinusoidKind | None = None
+    first_position: int = FIRST_POSITION
     has_bias: bool = True
     activation: str = "gelu"
     vocab_size: int = 50265
@@ -123,10 +126,11 @@ def configure_kind(fields: Fields, kind: BartKind) -> ModelConfig:
         kv_width=width,
         is_pre_norm=kind.is_pre_norm,
         embedding_norm=kind.embedding_norm,
-        learns_positions=kind.learns_positions,
-        first_position=FIRST_POSITION,
+        sinusoids=kind.sinusoids,
+        first_position=kind.first_position,
     )
     norms, begin = _PRE_NORMS if kind.is_pre_norm else _POST_NORMS, text_begins(positions)
+    before = 0 if kind.sinusoids is None else kind.first_position
     layers = pairs_of_layers(attention, attention, mlp, norms, begin, num_layers)
     return replace(
         read_model(fields, layers, begin + positions, tied=True),
@@ -134,12 +138,12 @@ def configure_kind(fields: Fields, kind: BartKind) -> ModelConfig:
         embedding_scale=scale,
         embedding_norm=kind.embedding_norm,
         final_norm=kind.is_pre_norm,
-        num_learned_positions=begin + positions + (0 if kind.learns_positions else FIRST_POSITION),
-        learns_positions=kind.learns_positions,
-        first_position=0 if kind.learns_positions else FIRST_POSITION,
+        num_learned_positions=begin + positions + before,
+        sinusoids=kind.sinusoids,
+        first_position=before,
         lm_head_bias=kind.has_bias,
         zeros_if_absent=("final_logits_bias",) if kind.has_bias else (),
-        skipped_prefixes=_SHARED if kind.learns_positions else (*_SHARED, *_COMPUTED),
+        skipped_prefixes=_SHARED if kind.sinusoids is None else (*_SHARED, *_COMPUTED),
         text=TextSpec(tower, kind.decoder_start),
     )
 
@@ -149,7 +153,7 @@ def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:
 
     parts = "self_attn.", "encoder_attn."
     named = {renamed(name_of_pair(name, parts), _NAMES): views for name, views in weights.items()}
-    if config.learns_positions:  # the rows before the first token's have no meaning
+    if config.sinusoids is None:  # the rows before the first token's have no meaning
         first = config.num_encoded - FIRST_POSITION
         named[_POSITIONS] = rows_from(named[_POSITIONS], first)
     if config.lm_head_bias:

@@ -38,6 +38,7 @@ from shmllm.models.recurrent_specs import MambaSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
+from shmllm.models.sinusoid_kinds import SinusoidKind
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 from shmllm.models.stream_specs import AltUpSpec, PerLayerSpec
 from shmllm.models.task_adapters import TaskAdapters
@@ -65,7 +66,7 @@ class ModelConfig(ItemTowers):
             the weights.
         embeds_scale: the factor of embeddings that a prompt gives itself, rounded likewise.
         num_learned_positions: the length of the table of position embeddings; 0: there is none.
-        learns_positions: whether checkpoints have that table; else it has `sinusoids`.
+        sinusoids: which sinusoids that table has; None: checkpoints have the table.
         first_position: the row of that table for a request's first token.
         num_token_types: the length of the table of token types' embeddings; 0: there is none.
         num_task_types: the same of tasks; the embedding of the first is added to all tokens.
@@ -123,7 +124,7 @@ class ModelConfig(ItemTowers):
     embedding_scale: float = 1.0
     embeds_scale: float = 1.0
     num_learned_positions: int = 0
-    learns_positions: bool = True
+    sinusoids: SinusoidKind | None = None
     first_position: int = 0
     num_token_types: int = 0
     num_task_types: int = 0

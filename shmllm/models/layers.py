@@ -280,15 +280,15 @@ class TokenEmbedding:
             num_rows = num_tokens if drafting is None else config.num_logits
             self.head = Linear(width, [num_rows], config.lm_head_bias, of_head, shared)
         of_first = storage.kept_if(stage.is_first)
-        learned = config.num_learned_positions if config.learns_positions else 0
+        learned = config.num_learned_positions if config.sinusoids is None else 0
         lengths = learned, config.num_token_types, config.num_task_types
         self.positions, self.token_types, self._task_types = (
             of_first.tensor(length, hidden_size) if length else None for length in lengths
         )
-        self._learns_positions, self._num_outputs = config.learns_positions, config.num_outputs
-        if not config.learns_positions:
+        self._learns_positions, self._num_outputs = config.sinusoids is None, config.num_outputs
+        if config.sinusoids is not None:
             count, first = config.num_learned_positions, -config.num_encoded
-            table = sinusoids(count, hidden_size, first=first)
+            table = sinusoids(count, hidden_size, first=first, kind=config.sinusoids)
             self.positions = of_first.constant(table.to(storage.dtype))
         self.added = None if self._task_types is None else self._task_types[0]
         self.first_position = config.first_position

@@ -10,7 +10,8 @@ from shmllm.models.fields import Fields
 _KIND = bart.BartKind(
     is_pre_norm=True,
     embedding_norm=False,
-    learns_positions=False,
+    sinusoids="fairseq",
+    first_position=bart.FIRST_POSITION,
     has_bias=False,
     activation="relu",
     vocab_size=128_112,

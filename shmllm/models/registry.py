@@ -40,7 +40,7 @@ _PURPOSES = {
 }
 """The ends of the names of architectures without an LM head, or with one that is left out."""
 
-_WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_WITH_LM_HEAD = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "MTModel")
 
 REGISTERED: dict[str, str] = {}
 """As `ARCHITECTURES`, for the families of other packages: "module" or "module:object"."""

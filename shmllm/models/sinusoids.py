@@ -7,16 +7,33 @@ import math
 import torch
 from torch import Tensor
 
+from shmllm.models.sinusoid_kinds import SinusoidKind
+
 _LONGEST = 10_000.0
 """The ratio of the longest wavelength to the shortest."""
 
 
 def sinusoids(
-    count: int, width: int, device: torch.device | None = None, *, first: int = 0
+    count: int,
+    width: int,
+    device: torch.device | None = None,
+    *,
+    first: int = 0,
+    kind: SinusoidKind = "fairseq",
 ) -> Tensor:
     """Returns position embeddings, [count, width] float32: sines of wavelengths that grow, and
-    their cosines behind them. The width is even, and the first position `first`."""
-    step = math.log(_LONGEST) / (width // 2 - 1)
-    rates = torch.exp(-step * torch.arange(width // 2, device=device).float())
+    their cosines behind them.
+
+    Args:
+        count: the number of positions.
+        width: that of an embedding, an even number.
+        device: where they are made.
+        first: the first position.
+        kind: see `SinusoidKind`; Marian's are computed in float64.
+    """
+    num_rates = width // 2
+    dtype = torch.float32 if kind == "fairseq" else torch.float64
+    step = math.log(_LONGEST) / (num_rates - 1 if kind == "fairseq" else num_rates)
+    rates = torch.exp(-step * torch.arange(num_rates, device=device).to(dtype))
     angles = torch.arange(first, first + count, device=device)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], 1)
+    return torch.cat([angles.sin(), angles.cos()], 1).float()

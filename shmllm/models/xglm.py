@@ -46,7 +46,7 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(
         model,
         embedding_scale=math.sqrt(model.hidden_size) if scales else 1.0,
-        learns_positions=False,
+        sinusoids="fairseq",
         skipped_prefixes=("model.embed_positions.",),
     )
 

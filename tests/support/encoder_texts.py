@@ -30,6 +30,11 @@ _OF_BART: dict[str, Any] = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": None,
 }
+_OF_MARIAN = {
+    "decoder_start_token_id": NUM_TOKENS - 1,
+    "pad_token_id": NUM_TOKENS - 1,
+    "bad_words_ids": [[NUM_TOKENS - 1]],
+}
 _OF_T5: dict[str, Any] = {
     "d_model": 32,
     "d_kv": 16,
@@ -46,14 +51,16 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("bart", _OF_BART),
     "mbart": ("mbart", _OF_BART | {"scale_embedding": True}),
     "m2m_100": ("m2m_100", _OF_BART),
+    "pegasus": ("pegasus", _OF_BART | {"decoder_start_token_id": 0, "scale_embedding": True}),
+    "marian": ("marian", _OF_BART | _OF_MARIAN),
     "t5": ("t5", _OF_T5),
     "t5 v1.1": ("t5", _OF_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("mt5", _OF_T5),
     "umt5": ("umt5", _OF_T5),
 }
 """By name, the type of a model and fields of its configuration."""
-PADDING = {"m2m_100": 1}
-"""The token that some models do not count as a position."""
+PADDING = {"m2m_100": 1, "marian": NUM_TOKENS - 1}
+"""The token that some models do not count as a position, or never generate."""
 
 
 def make_encoder_decoder(directory: Path, name: str, **fields: Any) -> Any:
@@ -75,6 +82,9 @@ def make_encoder_decoder(directory: Path, name: str, **fields: Any) -> Any:
                 weight.mul_(3)
             if kind == "bart" and "encoder_attn.out_proj" in key:  # and not one of the texts alone
                 weight.mul_(0.1)
+        for module in model.modules():
+            if hasattr(module, "create_weight"):  # sinusoids
+                module.weight.copy_(module.create_weight())
         if name == "t5 v1.1":
             model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
         for bias in (buffer for key, buffer in model.named_buffers() if "logits_bias" in key):

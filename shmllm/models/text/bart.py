@@ -1,5 +1,5 @@
-"""The encoders of BART (Lewis et al., 2020), mBART (Liu et al., 2020) and M2M100 (Fan et al.,
-2021): layers of Whisper's kind, whose norms may be behind the additions."""
+"""The encoders of BART (Lewis et al., 2020) and families after it: layers of Whisper's kind, whose
+norms may be behind the additions."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class BartEncoder(Tower):
         super().__init__(storage)
         self._spec = spec
         width, num_rows = spec.hidden_size, spec.most_tokens + spec.first_position
-        if spec.learns_positions:
+        if spec.sinusoids is None:
             self._positions = self.tensor(f"{ENCODER}embed_positions.weight", num_rows, width)
         else:
-            table = sinusoids(num_rows, width).to(storage.dtype)
-            self._positions = storage.constant(table)
+            table = sinusoids(num_rows, width, kind=spec.sinusoids)
+            self._positions = storage.constant(table.to(storage.dtype))
             self.unused = (*self.unused, f"{ENCODER}embed_positions.")
         self._embedding_norm = self._final_norm = None
         if spec.embedding_norm:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from shmllm.models.bias_specs import DistanceBiases
 from shmllm.models.fields import Fields
+from shmllm.models.sinusoid_kinds import SinusoidKind
 from shmllm.models.specs import MLPSpec
 from shmllm.models.vision.grids import Grid
 
@@ -88,20 +89,20 @@ class TextTower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BartTower(TextTower):
-    """The encoder of BART, mBART or M2M100: LayerNorms, positions that are added to embeddings.
+    """The encoder of BART and families after it: LayerNorms, and positions that are added to
+    embeddings.
 
     Attributes:
         is_pre_norm: whether norms are before attention and MLP, with one behind the last layer;
             else they are behind the additions.
         embedding_norm: whether the embeddings have a norm.
-        learns_positions: whether a checkpoint has the embeddings of positions; else these are
-            sinusoids.
+        sinusoids: which sinusoids embed positions; None: a checkpoint has the embeddings.
         first_position: the row of the table of positions for the first token.
     """
 
     is_pre_norm: bool
     embedding_norm: bool
-    learns_positions: bool
+    sinusoids: SinusoidKind | None
     first_position: int
 
 
