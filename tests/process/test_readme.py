@@ -26,6 +26,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 600
 NOT_RUN = ("pip install", "tools/test")
 """What needs the network, and what would run this test again."""
+NEEDS_HUB = re.compile(r" -m [\w-]+/")
+"""Models of the hub."""
 
 
 def shell_lines() -> list[str]:
@@ -36,7 +38,7 @@ def shell_lines() -> list[str]:
         " && ".join(part for part in line.split(" && ") if not part.startswith(NOT_RUN))
         for line in lines
     )
-    return [line for line in kept if line]
+    return [line for line in kept if line and not NEEDS_HUB.search(line)]
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ NONE = {
     "echo": False,
     "chat": False,
     "system": None,
+    "decoder_prompt": None,
     "chat_template": None,
 }
 
