@@ -29,6 +29,7 @@ class EncoderTexts:
         self._info = info
         self._most = info.items.most_embeds
         self._beginning = list(info.items.decoder_prompt)
+        self._classifies = "classify" in info.pooling.tasks
 
     def divide(
         self, names: Sequence[str], prompts: Sequence[ParsedPrompt], truncation: Truncation | None
@@ -57,7 +58,8 @@ class EncoderTexts:
         for name, prompt, ids in zip(names, prompts, found, strict=True):
             self._check(name, ids)
             prompt.encoder_token_ids = ids
-            prompt.token_ids = self._of_decoder(name, prompt)
+            of_decoder = self._of_classifier if self._classifies else self._of_decoder
+            prompt.token_ids = of_decoder(name, prompt)
             prompt.text = prompt.text or None
 
     def _read_by_encoder(
@@ -98,6 +100,16 @@ class EncoderTexts:
                 value=len(ids),
             )
         check_known(name, ids, self._info)
+
+    def _of_classifier(self, name: str, prompt: ParsedPrompt) -> list[int]:
+        """The token ids of the decoder of a classifier: it reads the text, too, and predicts its
+        next token in training, so the last one predicts the end."""
+        ids = prompt.encoder_token_ids
+        if prompt.token_ids or prompt.text:
+            raise RequestError(f"{name} has a decoder_prompt: the decoder reads the encoder's text")
+        if ids[-1] not in self._info.eos_token_ids:
+            raise RequestError(f"{name} does not end with the model's end-of-sequence token")
+        return [*self._beginning[:1], *ids[:-1]]
 
     def _of_decoder(self, name: str, prompt: ParsedPrompt) -> list[int]:
         """The token ids that the output continues. They begin with the model's own first one."""

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from shmllm.models.bert import read_head, tanh_dense
 from shmllm.models.config import ModelConfig
 from shmllm.models.encoder_decoder import (
     name_of_pair,
@@ -35,6 +36,7 @@ _POST_NORMS = (
     LayerNorms(after_mixer=_CROSS, after_mlp=_MLP, of_sums=True),
 )
 _EPS = 1e-5
+_DENSE, _CLASSIFIER = "classification_head.dense", "classification_head.out_proj"
 FIRST_POSITION = 2
 """The row of a table of positions for the first token."""
 _NAMES = {
@@ -83,7 +85,12 @@ class BartKind:
 
 
 def configure(fields: Fields) -> ModelConfig:
-    return configure_kind(fields, BartKind())
+    model = configure_kind(fields, BartKind())
+    fields = fields.with_values(fields.values | {"hidden_size": model.hidden_size})
+    head = read_head(fields, tanh_dense(fields, _DENSE), _CLASSIFIER)
+    if head is None:
+        return model
+    return replace(model, head=head, lm_head_bias=False)
 
 
 def configure_kind(fields: Fields, kind: BartKind) -> ModelConfig:

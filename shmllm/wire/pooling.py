@@ -1,6 +1,6 @@
 """POOL: encodes and decodes a request to pool a prompt's hidden states.
 
-POOL_HEADER | prompt ids i32[], salt, adapter
+POOL_HEADER | prompt ids i32[], ids of the encoder's text i32[], salt, adapter
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from shmllm.params.request import EngineCoreRequest
 from shmllm.wire.adapter import decode_adapter, encode_adapter
 from shmllm.wire.sections import Parts, Sections, column
 
-# number, priority, type, flags, dimensions, second segment, skipped, prompt tokens, salt bytes,
-# adapter bytes
-POOL_HEADER = Struct("<qiIIIIIIII")
+# number, priority, type, flags, dimensions, second segment, skipped, prompt tokens, tokens of the
+# encoder's text, salt bytes, adapter bytes
+POOL_HEADER = Struct("<qiIIIIIIIII")
 
 NORMALIZE = 1
 READ_PREFIX_CACHE = 2
@@ -40,18 +40,21 @@ def encode_pool(request: EngineCoreRequest) -> Parts:
         pooling.second_segment,
         pooling.num_skipped,
         len(request.prompt_token_ids),
+        len(request.encoder_token_ids),
         len(salt),
         len(lora),
     )
-    return (header, column("i", request.prompt_token_ids), salt, lora)
+    prompt, text = request.prompt_token_ids, request.encoder_token_ids
+    return (header, column("i", prompt), column("i", text), salt, lora)
 
 
 def decode_pool(record: memoryview) -> EngineCoreRequest:
     header = POOL_HEADER.unpack_from(record)
     number, priority, kind, flags, dimensions, second, skipped, *sizes = header
-    num_tokens, salt_bytes, lora_bytes = sizes
+    num_tokens, num_encoder_tokens, salt_bytes, lora_bytes = sizes
     sections = Sections(record, POOL_HEADER.size)
     prompt = array("i", sections.take_bytes(4 * num_tokens))
+    encoder_text = sections.take("i", num_encoder_tokens)
     salt = sections.text(salt_bytes)
     lora = decode_adapter(sections.text(lora_bytes), "POOL")
     sections.end()
@@ -64,4 +67,12 @@ def decode_pool(record: memoryview) -> EngineCoreRequest:
         second_segment=second,
         num_skipped=skipped,
     )
-    return EngineCoreRequest(number, prompt, pooling, salt, priority, lora=lora)
+    return EngineCoreRequest(
+        number,
+        prompt,
+        pooling,
+        salt,
+        priority,
+        encoder_token_ids=encoder_text or (),
+        lora=lora,
+    )

@@ -30,7 +30,9 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
     is_multi = head is not None and head.kind == "multi"
     if is_multi:
         tasks = (*tasks, "token_classify")
-    if use.runner == "generate" or config.text is not None:
+    if config.text is not None:
+        tasks = ("classify",) if is_classifier else ()
+    if use.runner == "generate":
         tasks = ()
     return PoolingInfo(
         tasks=tasks,

@@ -10,9 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tokenizers
+import torch
 from support.commands import command
 from support.determinism import said
-from support.encoder_texts import LANGUAGES, LENGTH, RECIPES, make_encoder_decoder, reference_tokens
+from support.encoder_texts import (
+    LANGUAGES,
+    LENGTH,
+    RECIPES,
+    make_classifier,
+    make_encoder_decoder,
+    reference_tokens,
+)
+from support.one_thread import one_thread
 from support.variants import slow
 
 from shmllm import (
@@ -230,6 +239,28 @@ def test_beams_share_what_the_encoder_has_computed(subject: Subject, llm: LLM) -
         [{"encoder_prompt": "other words", "decoder_prompt": [2]}], [best.tokens[1:]]
     )
     assert sum(scored) == pytest.approx(best.cum_logprob, abs=1e-4)
+
+
+@one_thread()
+def test_classes_equal_those_of_transformers(tmp_path: Path) -> None:
+    """Encoder and decoder read the text, and the last token has its class."""
+    model = make_classifier(tmp_path, "bart", num_labels=3, eos_token_id=300)
+    texts = [[*text[:-1], 300] for text in TEXTS[1:]]
+    with LLM(str(tmp_path), **BASE, max_num_batched_tokens=16) as llm:
+        outputs = llm.classify([{"prompt_token_ids": text} for text in texts * 2], use_tqdm=False)
+        (alone,) = llm.classify([{"prompt_token_ids": texts[2]}], use_tqdm=False)
+        with pytest.raises(RequestError, match="does not end with the model's end-of-sequence"):
+            llm.classify([{"prompt_token_ids": [5, 6]}])
+        with pytest.raises(RequestError, match="the decoder reads the encoder's text"):
+            llm.classify([{"encoder_prompt": "x", "decoder_prompt": "y"}])
+        with pytest.raises(RequestError, match="only supported for generative models"):
+            llm.generate("x")
+    assert outputs[2].outputs.probs == alone.outputs.probs
+    for output, text in zip(outputs, texts * 2, strict=True):
+        with torch.inference_mode():
+            wanted = model(input_ids=torch.tensor([text])).logits.softmax(1)[0]
+        np.testing.assert_allclose(output.outputs.probs, wanted, atol=1e-5)
+    assert len({tuple(np.round(output.outputs.probs, 3)) for output in outputs}) == len(texts)
 
 
 def test_command(subject: Subject, tmp_path: Path) -> None:

@@ -71,10 +71,19 @@ def make_encoder_decoder(directory: Path, name: str, **fields: Any) -> Any:
         name: of RECIPES.
         fields: further fields of config.json.
     """
+    return _make(directory, name, transformers.AutoModelForSeq2SeqLM, fields)
+
+
+def make_classifier(directory: Path, name: str, **fields: Any) -> Any:
+    """The same with a classifier in place of the LM head."""
+    return _make(directory, name, transformers.AutoModelForSequenceClassification, fields)
+
+
+def _make(directory: Path, name: str, kind_of_model: Any, fields: dict[str, Any]) -> Any:
     torch.manual_seed(11)
     kind, recipe = RECIPES[name]
     config = transformers.AutoConfig.for_model(kind, vocab_size=NUM_TOKENS, **{**recipe, **fields})
-    model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+    model = kind_of_model.from_config(config).eval()
     draw_weights(model, 1.0)
     with torch.no_grad():
         for key, weight in model.named_parameters():

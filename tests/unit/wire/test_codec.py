@@ -264,6 +264,7 @@ MESSAGES = {
             poolings,
             text,
             int32,
+            encoder_token_ids=st.just(()) | st.lists(token_id, min_size=1, max_size=5),
             lora=st.none() | adapters,
         ),
     ),
