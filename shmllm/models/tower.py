@@ -49,9 +49,11 @@ class Products:
 
     Attributes:
         multiply: computes ``x @ weight.T + bias`` of [rows, in], [out, in] and [out] or None.
+        keeps_rows_apart: whether the bits of a row of a product do not depend on the others.
     """
 
     multiply: Multiply = F.linear
+    keeps_rows_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

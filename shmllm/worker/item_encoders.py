@@ -1,7 +1,7 @@
 """What makes a tower's inputs of an item's data, and embeddings by the tower.
 
-Each kind of item has an encoder. It computes one item at a time, so the bits of embeddings are the
-item's own. This module must not know how a tower computes, nor what becomes of embeddings.
+Each kind of item has an encoder. The bits of embeddings are the item's own, whatever is encoded
+with it. This module must not know how a tower computes, nor what becomes of embeddings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from shmllm.formats.processor_files import missing_settings
 from shmllm.formats.video_settings import read_video_settings
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.matrices import Matrix
+from shmllm.models.text.bart import BartEncoder
 from shmllm.models.text.specs import TextSpec
+from shmllm.models.text.t5 import T5Encoder
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.params.items import Grid, Item
 
@@ -29,8 +31,8 @@ Tower = Callable[[Any, Grid], Tensor]
 """Computes the embeddings, [n, width], of an item's inputs: a tensor, or `Tiles`."""
 Send = Callable[[npt.NDArray[Any]], Tensor]
 """Copies an array to where a tower computes. It must not let the host wait for a device."""
-Encoder = Callable[[Item], Tensor]
-"""Returns the embeddings of an item, [n, width]."""
+Encoder = Callable[[Sequence[Item]], list[Tensor]]
+"""Returns the embeddings of items, [n, width] each."""
 
 
 class Tiles(Sequence[Tensor]):
@@ -68,7 +70,10 @@ class ImageEncoder:
         self._table = table
         self._send = send
 
-    def __call__(self, item: Item) -> Tensor:
+    def __call__(self, items: Sequence[Item]) -> list[Tensor]:
+        return [self.encode(item) for item in items]
+
+    def encode(self, item: Item) -> Tensor:
         """A tower computes one tile after the other, and of the others there are bytes on the host
         only."""
         if len(item.data) == 1:
@@ -99,7 +104,7 @@ class VideoEncoder(ImageEncoder):
         super().__init__(tower, table, send)
         self._num_frames, self._behind = num_frames, behind
 
-    def __call__(self, item: Item) -> Tensor:
+    def encode(self, item: Item) -> Tensor:
         """Compute one frame of the grid after the other: frames do not attend to one another."""
         grid, size = (1, *item.grid[1:]), self._num_frames
         parts = [item.data[start : start + size] for start in range(0, len(item.data), size)]
@@ -110,18 +115,25 @@ class VideoEncoder(ImageEncoder):
 class TextEncoder:
     """
     Args:
-        tower: computes keys and values of the embeddings of tokens, [tokens, hidden].
+        tower: computes keys and values of the embeddings of tokens, of several texts at a time
+            where that does not change their bits.
         table: [vocab, hidden], these embeddings.
         send: copies token ids to where the tower computes.
     """
 
-    def __init__(self, tower: Tower, table: Tensor, send: Send) -> None:
+    def __init__(self, tower: BartEncoder | T5Encoder, table: Tensor, send: Send) -> None:
         self._tower = tower
         self._table = table
         self._send = send
 
-    def __call__(self, item: Item) -> Tensor:
-        return self._tower(F.embedding(self._send(item.data), self._table), item.grid)
+    def __call__(self, items: Sequence[Item]) -> list[Tensor]:
+        if not self._tower.products.keeps_rows_apart:
+            return [self._encode([item]) for item in items]
+        return list(self._encode(items).split([len(item.data) for item in items]))
+
+    def _encode(self, items: Sequence[Item]) -> Tensor:
+        ids = self._send(np.concatenate([item.data for item in items]))
+        return self._tower.encode(F.embedding(ids, self._table), [len(i.data) for i in items])
 
 
 class SoundEncoder:
@@ -135,8 +147,8 @@ class SoundEncoder:
         self._tower = tower
         self._send = send
 
-    def __call__(self, item: Item) -> Tensor:
-        return self._tower(self._send(item.data), item.grid)
+    def __call__(self, items: Sequence[Item]) -> list[Tensor]:
+        return [self._tower(self._send(item.data), item.grid) for item in items]
 
 
 def make_encoder(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shmllm.config.engine import EngineConfig
-from shmllm.core.plan import StepPlan
+from shmllm.core.plan import Encode, StepPlan
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.text.specs import TextSpec
 from shmllm.models.vision.specs import VisionSpec
@@ -53,8 +53,13 @@ class ItemEmbeds:
         """Forget and compute embeddings, in this order."""
         for number in plan.forgotten:
             self._by_number.pop(number, None)  # a sleep may have dropped it
-        for number, item in plan.encodes:
-            self._by_number[number] = self._encoders[item.modality](item)
+        by_modality: dict[str, list[Encode]] = {}
+        for each in plan.encodes:
+            by_modality.setdefault(each.item.modality, []).append(each)
+        for modality, encodes in by_modality.items():
+            found = self._encoders[modality]([each.item for each in encodes])
+            for each, embeds in zip(encodes, found, strict=True):
+                self._by_number[each.number] = embeds
 
     def find(self, plan: StepPlan, inputs: StepInputs) -> list[FoundEmbeds]:
         """Return the embeddings of a step's tokens, in the tower's width."""

@@ -86,7 +86,8 @@ def make_subject(
     penalised = reference(prompt, PENALTY)
     with torch.no_grad():
         for weight in model.parameters():
-            weight.copy_(weight.flip(0))
+            if weight.requires_grad:  # sinusoids stay
+                weight.copy_(weight.flip(0))
     wanted = reference(prompt, 1.0)
     other = {name: weight.clone() for name, weight in model.state_dict().items()}
     return Subject(directory, asked, other, wanted, penalised)

@@ -34,6 +34,7 @@ _OF_MARIAN = {
     "decoder_start_token_id": NUM_TOKENS - 1,
     "pad_token_id": NUM_TOKENS - 1,
     "bad_words_ids": [[NUM_TOKENS - 1]],
+    "scale_embedding": True,
 }
 _OF_T5: dict[str, Any] = {
     "d_model": 32,
@@ -59,6 +60,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "umt5": ("umt5", _OF_T5),
 }
 """By name, the type of a model and fields of its configuration."""
+POST_NORM = {"bart", "marian"}
 PADDING = {"m2m_100": 1, "marian": NUM_TOKENS - 1}
 """The token that some models do not count as a position, or never generate."""
 
@@ -89,7 +91,7 @@ def _make(directory: Path, name: str, kind_of_model: Any, fields: dict[str, Any]
         for key, weight in model.named_parameters():
             if weight.ndim > 1:  # so that the texts decide, and not the biases
                 weight.mul_(3)
-            if kind == "bart" and "encoder_attn.out_proj" in key:  # and not one of the texts alone
+            if kind in POST_NORM and "encoder_attn.out_proj" in key:  # and not one text alone
                 weight.mul_(0.1)
         for module in model.modules():
             if hasattr(module, "create_weight"):  # sinusoids

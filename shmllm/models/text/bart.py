@@ -3,7 +3,7 @@ norms may be behind the additions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
 from shmllm.models.sinusoids import sinusoids
 from shmllm.models.text.specs import BartTower
+from shmllm.models.text.texts import Texts
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.grids import Grid
 
@@ -50,23 +51,27 @@ class BartEncoder(Tower):
         self._keys = LayerKeys(self, spec.num_decoder_layers, width, spec.kv_width, _name_of_keys)
 
     def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
-        """Computes what the decoder's layers read of a text.
+        """See `encode`, of one text; the grid is (tokens, 1, 1)."""
+        return self.encode(inputs, [len(inputs)])
+
+    def encode(self, inputs: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Computes what the decoder's layers read of texts.
 
         Args:
-            inputs: [tokens, hidden], the embeddings of its tokens.
-            grid: (tokens, 1, 1).
+            inputs: [all tokens, hidden], the embeddings of their tokens.
+            lengths: the number of tokens of each text.
 
         Returns:
-            [tokens, embedding_width]: for each layer its keys, then its values.
+            [all tokens, embedding_width]: for each layer its keys, then its values.
         """
-        spec = self._spec
-        positions = self._positions[spec.first_position :][: len(inputs)]
-        x = inputs * spec.embedding_scale + positions
+        spec, texts = self._spec, Texts(lengths)
+        positions = self._positions[spec.first_position :]
+        x = inputs * spec.embedding_scale + torch.cat([positions[:count] for count in lengths])
         if self._embedding_norm is not None:
-            x = self._embedding_norm(x)
+            x = texts.each(self._embedding_norm, x)
         for layer in self._layers:
-            x = layer(x)
-        return self._keys(x if self._final_norm is None else self._final_norm(x))
+            x = layer(x, texts)
+        return self._keys(x if self._final_norm is None else texts.each(self._final_norm, x))
 
 
 def _name_of_keys(layer: int, kind: str) -> str:
@@ -97,18 +102,24 @@ class _BartLayer:
         self._up = tower.make_dense(f"{prefix}.fc1", spec.inner, width)
         self._down = tower.make_dense(f"{prefix}.fc2", width, spec.inner)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Runs the layer: [tokens, width] -> [tokens, width]."""
+    def __call__(self, x: Tensor, texts: Texts) -> Tensor:
+        """Runs the layer: [all tokens, width] -> [all tokens, width]."""
         for norm, part in zip(self._norms, (self._attend, self._transform), strict=True):
-            x = x + part(norm(x)) if self._is_pre_norm else norm(x + part(x))
+            if self._is_pre_norm:
+                x = x + part(texts.each(norm, x), texts)
+            else:
+                x = texts.each(norm, x + part(x, texts))
         if x.dtype == torch.float16:  # large activations of some checkpoints
             largest = torch.finfo(x.dtype).max - 1000
             x = x.clamp(-largest, largest)
         return x
 
-    def _attend(self, x: Tensor) -> Tensor:
-        q, k, v = (dense(x).view(1, len(x), self._heads, -1) for dense in self._qkv)
-        return self._out(attend(q, k, v).reshape(x.shape))
+    def _attend(self, x: Tensor, texts: Texts) -> Tensor:
+        return self._out(texts.each(self._attend_within, *(dense(x) for dense in self._qkv)))
 
-    def _transform(self, x: Tensor) -> Tensor:
-        return self._down(self._activation(self._up(x)))
+    def _attend_within(self, *qkv: Tensor) -> Tensor:
+        q, k, v = (each.view(1, len(each), self._heads, -1) for each in qkv)
+        return attend(q, k, v).reshape(qkv[0].shape)
+
+    def _transform(self, x: Tensor, texts: Texts) -> Tensor:
+        return self._down(texts.each(self._activation, self._up(x)))

@@ -3,7 +3,8 @@ are models of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from shmllm.models.distance_biases import bucket_of
 from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
 from shmllm.models.text.specs import T5Tower
+from shmllm.models.text.texts import Texts
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.grids import Grid
 
@@ -42,22 +44,26 @@ class T5Encoder(Tower):
         )
 
     def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
-        """Computes what the decoder's layers read of a text.
+        """See `encode`, of one text; the grid is (tokens, 1, 1)."""
+        return self.encode(inputs, [len(inputs)])
+
+    def encode(self, inputs: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Computes what the decoder's layers read of texts.
 
         Args:
-            inputs: [tokens, hidden], the embeddings of its tokens.
-            grid: (tokens, 1, 1).
+            inputs: [all tokens, hidden], the embeddings of their tokens.
+            lengths: the number of tokens of each text.
 
         Returns:
-            [tokens, embedding_width]: for each layer its keys, then its values.
+            [all tokens, embedding_width]: for each layer its keys, then its values.
         """
-        places = torch.arange(len(inputs), device=inputs.device)
+        places = torch.arange(max(lengths), device=inputs.device)
         buckets = bucket_of(places - places[:, None], self._spec.biases)
         found = [table[buckets].permute(2, 0, 1)[None] for table in self._biases]
-        x = inputs
+        x, texts = inputs, Texts(lengths)
         for index, layer in enumerate(self._layers):
-            x = layer(x, found[0 if self._spec.shares_biases else index])
-        return self._keys(self._norm(x))
+            x = layer(x, texts, found[0 if self._spec.shares_biases else index])
+        return self._keys(texts.each(self._norm, x))
 
 
 def _name_of_keys(layer: int, kind: str) -> str:
@@ -90,21 +96,28 @@ class _T5Layer:
         ]
         self._down = tower.make_dense(f"{mlp}.wo", width, spec.inner, bias=False)
 
-    def __call__(self, x: Tensor, biases: Tensor) -> Tensor:
-        """Runs the layer: [tokens, width] -> [tokens, width].
+    def __call__(self, x: Tensor, texts: Texts, biases: Tensor) -> Tensor:
+        """Runs the layer: [all tokens, width] -> [all tokens, width].
 
         Args:
             x: the tokens.
-            biases: [1, heads, tokens, tokens], added to the scores.
+            texts: which texts they are of.
+            biases: [1, heads, tokens, tokens] of the longest text, added to the scores.
         """
-        normed = self._norms[0](x)
-        q, k, v = (dense(normed).view(1, len(x), self._heads, -1) for dense in self._qkv)
-        x = _bounded(x + self._out(attend(q, k, v, 1.0, biases).reshape(len(x), -1)))
-        normed = self._norms[1](x)
-        activated = self._activation(self._ups[0](normed))
+        normed = texts.each(self._norms[0], x)
+        qkv = (dense(normed) for dense in self._qkv)
+        attended = texts.each(partial(self._attend_within, biases), *qkv)
+        x = _bounded(x + self._out(attended))
+        normed = texts.each(self._norms[1], x)
+        activated = texts.each(self._activation, self._ups[0](normed))
         for up in self._ups[1:]:
             activated = activated * up(normed)
         return _bounded(x + self._down(activated))
+
+    def _attend_within(self, biases: Tensor, *qkv: Tensor) -> Tensor:
+        count = len(qkv[0])
+        q, k, v = (each.view(1, count, self._heads, -1) for each in qkv)
+        return attend(q, k, v, 1.0, biases[..., :count, :count]).reshape(qkv[0].shape)
 
 
 def _bounded(x: Tensor) -> Tensor:

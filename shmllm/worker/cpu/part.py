@@ -5,14 +5,11 @@ A process that is no rank of a group computes the whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.tower import Tower
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
@@ -32,7 +29,9 @@ from shmllm.worker.cpu.memory import HostMemory, keep_freed_memory
 from shmllm.worker.cpu.multi_token_prediction import CpuFurtherProgram
 from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.roomy_arena import RoomyArena
+from shmllm.worker.cpu.row_products import RowProducts
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
+from shmllm.worker.cpu.tower_products import TowerProducts
 from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.group import Group
 from shmllm.worker.loading import LoadedModel, Progress, load_model
@@ -106,11 +105,19 @@ class CpuPart:
             draft_config(config, self.loaded),
         )
 
-    @property
-    def towers(self) -> Iterable[Tower]:
-        """What makes embeddings of items."""
-        model = self.loaded.model
-        return model.towers.values() if isinstance(model, DecoderModel) else ()
+    def set_tower_products(self) -> None:
+        """Let towers multiply so that their bits do not depend on the number of threads."""
+        model, spec = self.loaded.model, self.loaded.config.text
+        if not isinstance(model, DecoderModel):
+            return
+        for modality, tower in model.towers.items():
+            if modality == "text" and spec is not None:
+                arithmetic = arithmetic_of(self.loaded)
+                most_tokens = spec.tower.most_tokens
+                tower.products.multiply = RowProducts(most_tokens, self._num_threads, *arithmetic)
+                tower.products.keeps_rows_apart = True
+            else:
+                tower.products.multiply = TowerProducts(self._num_threads)
 
     def size_cache(self) -> CacheSize:
         """Return the size of the KV cache that fits, of which all ranks get the smallest."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from shmllm.models.experts import MoE
-from shmllm.models.layers import Linear
 from shmllm.models.matrices import Matrix, WholeMatrix, len_of, parts_of
 from shmllm.models.mlp import MLP
 from shmllm.models.quantized import QuantizedMatrix
@@ -27,6 +26,21 @@ def dtype_name(dtype: torch.dtype) -> str:
 def kind_of(weight: Matrix) -> str:
     """Return the name of the weight's dtype."""
     return dtype_name(weight.dtype)
+
+
+class Projection(Protocol):
+    """What a product multiplies with and adds.
+
+    Attributes:
+        weight: [out, in].
+        bias: [out] or None.
+    """
+
+    @property
+    def weight(self) -> Matrix: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
 
 
 class _Rounded(NamedTuple):
@@ -218,7 +232,7 @@ class Products:
         self,
         num_rows: int,
         x: Tensor,
-        linear: Linear,
+        linear: Projection,
         out: Tensor,
         *,
         is_exact: bool = False,

@@ -30,7 +30,6 @@ from shmllm.worker.cpu.make_program import describe_products, make_head
 from shmllm.worker.cpu.multi_token_prediction import CpuFurtherSteps
 from shmllm.worker.cpu.part import CpuPart
 from shmllm.worker.cpu.sampler import CpuSampler
-from shmllm.worker.cpu.tower_products import TowerProducts
 from shmllm.worker.draft_loading import ReloadedArena
 from shmllm.worker.grammar_masks import PendingMasks
 from shmllm.worker.items import spread_levels
@@ -133,8 +132,7 @@ class CpuRunner(LoadedRunner):
         self._part = part = CpuPart(config, ranks.memory, ranks.num_threads, on_progress)
         loaded = part.loaded
         super().__init__(config, loaded, ranks, head=make_head(loaded.model, ranks.num_threads))
-        for tower in part.towers:
-            tower.products.multiply = TowerProducts(ranks.num_threads)
+        part.set_tower_products()
         self.kv_groups = part.shape.groups
         size = smallest(ranks.together(part.size_cache, "size_cache"))
         self._vocab_size = loaded.config.vocab_size
