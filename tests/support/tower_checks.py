@@ -11,7 +11,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.tower import Tower
 from shmllm.params.items import Grid
-from shmllm.worker.cpu.tower_products import TowerProducts
+from shmllm.worker.cpu.products import dtype_name
+from shmllm.worker.cpu.row_products import RowProducts
 
 Embed = Callable[[], Tensor]
 """Computes the embeddings of an item with the tower."""
@@ -31,17 +32,20 @@ def assert_near(ours: Tensor, exact: Tensor) -> None:
 
 
 def same_on_all_threads(tower: Tower, embed: Embed) -> Tensor:
-    """Check that the number of threads changes no bit. Returns the embeddings."""
+    """Check that the number of threads changes no bit, and that the kernels of a CPU compute what
+    torch does. Returns the embeddings."""
     plain, found, before = tower.products.multiply, [], torch.get_num_threads()
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
-            tower.products.multiply = TowerProducts(num_threads)
+            tower.products.multiply = RowProducts(num_threads, dtype_name(tower.dtype), False)
             found.append(embed())
     finally:
         tower.products.multiply = plain
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], each) for each in found)
+    if tower.dtype == torch.float32:
+        assert_close(found[0], embed())
     return found[0]
 
 

@@ -31,7 +31,6 @@ from shmllm.worker.cpu.program import CpuProgram
 from shmllm.worker.cpu.roomy_arena import RoomyArena
 from shmllm.worker.cpu.row_products import RowProducts
 from shmllm.worker.cpu.shared_cache import CpuSharedCache
-from shmllm.worker.cpu.tower_products import TowerProducts
 from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.group import Group
 from shmllm.worker.loading import LoadedModel, Progress, load_model
@@ -107,17 +106,12 @@ class CpuPart:
 
     def set_tower_products(self) -> None:
         """Let towers multiply so that their bits do not depend on the number of threads."""
-        model, spec = self.loaded.model, self.loaded.config.text
-        if not isinstance(model, DecoderModel):
-            return
-        for modality, tower in model.towers.items():
-            if modality == "text" and spec is not None:
-                arithmetic = arithmetic_of(self.loaded)
-                most_tokens = spec.tower.most_tokens
-                tower.products.multiply = RowProducts(most_tokens, self._num_threads, *arithmetic)
+        model = self.loaded.model
+        if isinstance(model, DecoderModel):
+            multiply = RowProducts(self._num_threads, *arithmetic_of(self.loaded))
+            for tower in model.towers.values():
+                tower.products.multiply = multiply
                 tower.products.keeps_rows_apart = True
-            else:
-                tower.products.multiply = TowerProducts(self._num_threads)
 
     def size_cache(self) -> CacheSize:
         """Return the size of the KV cache that fits, of which all ranks get the smallest."""

@@ -1,4 +1,4 @@
-"""Matrix products of a tower on a CPU whose bits do not depend on the number of threads.
+"""Matrix products of torch on a CPU whose bits do not depend on the number of threads.
 
 torch divides some products by the number of threads along the sums, which changes their bits. Here
 each thread multiplies whole blocks of rows by itself, and the blocks are the same for any number of
@@ -18,7 +18,7 @@ ROWS = 128
 """The number of rows in a block."""
 
 
-class TowerProducts:
+class BlockProducts:
     """Computes ``x @ weight.T + bias`` in blocks of rows.
 
     Args:
