@@ -192,15 +192,27 @@ def read_model(
         max_positions: the result of `read_positions`.
         tied: the default of ``tie_word_embeddings``.
     """
+    layers = tuple(layers)
     return ModelConfig(
         architecture=architecture_name(fields),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
-        max_position_embeddings=max_positions,
-        layers=tuple(layers),
+        max_position_embeddings=max(max_positions, _stretched_positions(layers)),
+        layers=layers,
         norm=read_norm(fields),
         tie_word_embeddings=fields.flag("tie_word_embeddings", tied),
     )
+
+
+def _stretched_positions(layers: Iterable[LayerSpec]) -> int:
+    """Returns to how many positions yarn stretches the rotations of layers, as in vLLM; 0: to none.
+
+    A user extends a model by ``rope_scaling`` alone, beside the ``max_position_embeddings`` of its
+    training.
+    """
+    ropes = (getattr(layer.mixer, "rope", None) for layer in layers)
+    found = [rope for rope in ropes if isinstance(rope, RopeConfig) and rope.type == "yarn"]
+    return min((int(each.original_max_positions * each.factor) for each in found), default=0)
 
 
 def read_window(fields: Fields, default: int | None) -> int | None:

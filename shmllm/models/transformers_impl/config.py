@@ -44,7 +44,14 @@ def find_length(config: Any, directory: Path, wanted: int | None) -> int:
                 "its angles depend on the longest request of a step if requests may have more than "
                 f"{original:,} tokens: start with max_model_len={original}",
             )
-    return length
+    return max(length, _stretched(text))
+
+
+def _stretched(text: Any) -> int:
+    """Returns to how many positions yarn stretches the rotations; 0: to none."""
+    found = (rope for rope in _ropes(text) if rope.get("rope_type") == "yarn")
+    pairs = ((each.get("original_max_position_embeddings"), each.get("factor")) for each in found)
+    return min((int((length or 0) * (factor or 0)) for length, factor in pairs), default=0)
 
 
 def describe(module: Any, findings: Findings, directory: Path, length: int) -> ModelConfig:

@@ -23,6 +23,7 @@ from shmllm.models.fields import Fields
 from shmllm.models.lengths import for_length
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.models.rope_config import RopeConfig, needs_axes
+from shmllm.models.transformers_impl.config import find_length
 from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.rows import ROPE_TABLES
 
@@ -150,6 +151,19 @@ def test_yarn_needs_a_base_that_is_not_one() -> None:
     fields = Fields({"rope_parameters": YARN | {"rope_theta": 1.0}}, "config.json")
     with pytest.raises(EngineStartError, match="rope_theta must not be 1 with rope type 'yarn'"):
         RopeConfig.from_fields(fields, 4096, 16)
+
+
+@pytest.mark.parametrize(
+    ("trained", "factor", "length"), [(1024, 4.0, 4096), (1500, 2.5, 2560), (8192, 4.0, 8192)]
+)
+def test_yarn_stretches_the_length_of_a_model(
+    trained: int, factor: float, length: int, tmp_path: Path
+) -> None:
+    rope = YARN | {"rope_theta": 1e4, "factor": factor}
+    model = reference_model("qwen2", max_position_embeddings=trained, rope_parameters=rope)
+    save(model, tmp_path)
+    assert ModelConfig.from_directory(tmp_path).max_position_embeddings == length
+    assert find_length(model.config, tmp_path, None) == length
 
 
 def test_parameters_may_differ_by_layer_type() -> None:
