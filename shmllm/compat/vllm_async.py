@@ -16,7 +16,7 @@ from shmllm.compat.vllm_names import (
     without_nones,
 )
 from shmllm.compat.vllm_options import translate
-from shmllm.compat.vllm_tokenization import tokenize_for_pooling
+from shmllm.compat.vllm_tokenization import tokenize, tokenize_for_pooling
 from shmllm.errors import RequestError
 from shmllm.frontend.async_controls import PAUSE_POLL_S
 from shmllm.frontend.async_requests import AsyncRequests
@@ -27,6 +27,9 @@ from shmllm.outputs.request import RequestOutput
 from shmllm.params.pooling import PoolingParams
 
 logger = logging.getLogger(__name__)
+
+_WITHOUT_EFFECT = ("prompt_text", "trace_headers")
+"""Arguments of requests that are ignored: no spans are sent, and a prompt has its text."""
 
 AnyOutput = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
@@ -127,7 +130,9 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
     ) -> AsyncGenerator[RequestOutput, None]:
         priority = usable_priority(options.get("priority"), self._llm.facts)
         given = _of_one_engine(options | {"priority": priority}, self._is_pool)
-        return super().generate(without_nones(prompt), sampling_params, request_id, **given)
+        cut = given.pop("tokenization_kwargs", None)
+        (prompt,) = tokenize(self._llm.front_end, [without_nones(prompt)], cut, min_room=1)
+        return super().generate(prompt, sampling_params, request_id, **given)
 
     def encode(
         self,
@@ -256,4 +261,4 @@ def _of_one_engine(options: Mapping[str, Any], is_pool: bool) -> dict[str, Any]:
         raise RequestError(
             f"data_parallel_rank {rank} is not possible: a pool chooses the engine of a request"
         )
-    return known(options)
+    return known({name: options[name] for name in options if name not in _WITHOUT_EFFECT})

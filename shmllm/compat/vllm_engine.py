@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from itertools import count
 from typing import Any, Self
 
@@ -25,7 +26,12 @@ from shmllm.compat.vllm_names import (
     without_nones,
 )
 from shmllm.compat.vllm_options import translate
-from shmllm.compat.vllm_tokenization import of_pairs, tokenize, tokenize_for_pooling
+from shmllm.compat.vllm_tokenization import (
+    of_pairs,
+    tokenize,
+    tokenize_chat,
+    tokenize_for_pooling,
+)
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import POLL_S
 from shmllm.frontend.engine_view import EngineView
@@ -40,6 +46,7 @@ from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringR
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.params.signatures import takes_fields_of
+from shmllm.params.unknown_options import reject_unknown_options
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +100,7 @@ class LLM(shmllm.frontend.llm.LLM):
         **options: Any,
     ) -> list[RequestOutput]:
         return super().generate(
-            self._chat_prompts(messages, options),
+            self._chat_prompts(messages, **options),
             sampling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
@@ -112,7 +119,7 @@ class LLM(shmllm.frontend.llm.LLM):
     ) -> list[str]:
         """Queue conversations, as `enqueue` queues prompts."""
         return super().enqueue(
-            self._chat_prompts(messages, options),
+            self._chat_prompts(messages, **options),
             sampling_params,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
@@ -170,8 +177,13 @@ class LLM(shmllm.frontend.llm.LLM):
         """What the engine does: "generate", and pooling tasks."""
         return supported_tasks(self.facts)
 
-    def _chat_prompts(self, messages: Any, options: Mapping[str, Any]) -> Any:
-        return self.front_end.chat_prompts(messages, **conversation_options(**known(options)))
+    def _chat_prompts(
+        self, messages: Any, *, tokenization_kwargs: Any = None, **options: Any
+    ) -> Any:
+        reject_unknown_options("LLM.chat", options, signature(conversation_options).parameters)
+        own = conversation_options(**known(options))
+        prompts = self.front_end.chat_prompts(messages, **own)
+        return tokenize_chat(self.front_end, prompts, tokenization_kwargs)
 
     def _translate_call(
         self,

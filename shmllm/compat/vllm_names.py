@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _NEUTRAL = {
     "chat_template_content_format": "auto",
     "data_parallel_rank": 0,
+    "priority": 0,
     "tokenization_kwargs": {},
 }
 

@@ -64,6 +64,22 @@ def tokenize(
     return [_tokenize_one(front_end, prompt, wanted, most) for prompt in as_list(prompts)]
 
 
+def tokenize_chat(front_end: FrontEnd, prompts: Any, given: Mapping[str, Any] | None) -> Any:
+    """Prompts of conversations, cut according to `tokenization_kwargs`; unchanged without them.
+
+    Args:
+        front_end, prompts, given: as for `tokenize`.
+
+    Raises:
+        RequestError, TypeError: as `tokenize`; the former also for further special tokens.
+    """
+    if given and given.get("add_special_tokens"):
+        raise RequestError(
+            "a chat template writes the special tokens: leave add_special_tokens out"
+        )
+    return tokenize(front_end, prompts, given, min_room=1)
+
+
 def tokenize_for_pooling(
     front_end: FrontEnd, prompts: Any, given: Mapping[str, Any] | None
 ) -> tuple[Any, dict[str, Any]]:

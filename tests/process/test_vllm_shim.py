@@ -231,6 +231,20 @@ def test_prompts_are_cut(llm: Any) -> None:
         cut(truncate_prompt_token=2)
 
 
+def test_conversations_are_cut(llm: Any) -> None:
+    def tokens(**options: Any) -> list[int]:
+        messages = [{"role": "user", "content": PROMPTS[1]}]
+        return list(llm.chat(messages, use_tqdm=False, **options)[0].prompt_token_ids)
+
+    given = {"truncate_prompt_tokens": 2}
+    assert tokens(tokenization_kwargs=given) == tokens()[-2:]
+    assert tokens(tokenization_kwargs=given | {"truncation_side": "right"}) == tokens()[:2]
+    with pytest.raises(RequestError, match="a chat template writes the special tokens"):
+        tokens(tokenization_kwargs={"add_special_tokens": True})
+    with pytest.raises(TypeError, match=r"LLM.chat\(\) got an unknown option 'tool'.* 'tools'"):
+        tokens(tool=[])
+
+
 def test_the_tasks_are_vllms(llm: Any) -> None:
     assert llm.supported_tasks == ("generate", "embed", "token_embed")
     with pytest.raises(ValueError, match="Classification API is not supported by this model"):

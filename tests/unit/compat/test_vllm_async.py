@@ -68,6 +68,18 @@ def test_the_output_processor_knows_the_unfinished_requests(llm: Any) -> None:
     run(main())
 
 
+def test_prompts_are_cut(llm: Any, engine: FakeEngineClient) -> None:
+    async def main() -> None:
+        given = {"truncate_prompt_tokens": 2}
+        options = {"tokenization_kwargs": given, "trace_headers": {"a": "b"}, "prompt_text": "x"}
+        async for output in llm.generate([5, 6, 7], params(1), "a", **options):
+            assert output.prompt_token_ids == [6, 7]
+        vector = llm.encode([5, 6], PoolingParams(task="embed"), "b", priority=0, trace_headers={})
+        await vector.aclose()
+
+    run(main())
+
+
 def test_an_abort_takes_internal_ids(llm: Any, engine: FakeEngineClient) -> None:
     engine.steps_left = 1
 
