@@ -36,6 +36,11 @@ _SHORT = {
     "attention_config": "-ac",
 }
 """vLLM's short names of options."""
+_LISTS = (
+    *("cudagraph_capture_sizes", "logits_processors"),
+    *("served_model_name", "allowed_media_domains"),
+)
+"""Options that take several values, or one list in JSON."""
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
@@ -78,9 +83,21 @@ def add_arguments(
             how["action"] = argparse.BooleanOptionalAction
         else:
             how["type"] = _converter(name, default)
+        if name in _LISTS:
+            how |= {"nargs": "+", "action": _AsList}
+        if name == "hf_token":
+            how |= {"nargs": "?", "const": True}
         short = (_SHORT[name],) if name in _SHORT else ()
         group.add_argument(f"--{name.replace('_', '-')}", *short, **how)
     return parser
+
+
+class _AsList(argparse.Action):
+    """Stores the values of an argument as a list; a single list, or None, as it is."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        is_whole = len(values) == 1 and (values[0] is None or isinstance(values[0], list))
+        setattr(namespace, self.dest, values[0] if is_whole else values)
 
 
 def _help_text(name: str) -> str:
