@@ -168,7 +168,8 @@ def _make_output(
 
 
 def _metrics(state: RequestState, states: list[RequestState]) -> RequestMetrics:
-    """The metrics of the request, whose counts come with the end of its completions."""
+    """The metrics of the request, whose other counts come with the end of its completions."""
+    state.metrics.num_generation_tokens = sum(len(each.token_ids) for each in states)
     if state.finish_reason is None or len(states) == 1:
         return state.metrics
     return state.metrics.with_counts_of([each.metrics for each in states])

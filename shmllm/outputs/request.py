@@ -67,9 +67,11 @@ class RequestMetrics:
             finds, and mostly after an error.
         num_accepted_tokens: the number of them that were what the model samples, including those
             behind the token that ended the request; None if `num_draft_tokens` is.
+        num_generation_tokens: the number of tokens that the request has so far.
 
-    The metrics of a request with `n` > 1 have the sums of `num_preemptions`, `num_draft_tokens` and
-    `num_accepted_tokens` over its completions; all else is that of one of the completions.
+    The metrics of a request with `n` > 1 have the sums of `num_preemptions`, `num_draft_tokens`,
+    `num_accepted_tokens` and `num_generation_tokens` over its completions; all else is that of one
+    of the completions.
     """
 
     arrival_time: float
@@ -83,6 +85,7 @@ class RequestMetrics:
     num_steps: int = 0
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None
+    num_generation_tokens: int = 0
 
     queued_time = property(lambda self: self._on_clock_of_arrival(self.queued_ts))
     scheduled_time = property(lambda self: self._on_clock_of_arrival(self.scheduled_ts))

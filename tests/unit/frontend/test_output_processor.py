@@ -334,6 +334,7 @@ def test_times_are_those_of_the_output_columns(processor):
         processor.process([columns((state.number, [7]), time_ns=time_ns)])
     metrics = request_output(state).metrics
     assert (metrics.first_token_ts, metrics.last_token_ts) == (2.0, 5.5)
+    assert metrics.num_generation_tokens == 3
 
 
 def test_a_request_arrives_on_the_wall_clock(processor):
