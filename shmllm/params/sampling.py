@@ -19,7 +19,7 @@ from shmllm.params.ranges import RANGES, is_int, is_number
 from shmllm.params.signatures import takes_fields_of
 from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.params.token_table import TokenTable
-from shmllm.params.unknown_options import reject_unknown_options
+from shmllm.params.unknown_options import of_mapping, reject_unknown_options
 
 logger = logging.getLogger(__name__)
 
@@ -302,9 +302,10 @@ class SamplingParams(_Fields):
         if given.get("logit_bias") is not None:
             self.logit_bias = _bias_by_id(given["logit_bias"])
         if isinstance(self.structured_outputs, Mapping):
-            self.structured_outputs = StructuredOutputsParams(**self.structured_outputs)
+            self.structured_outputs = of_mapping(StructuredOutputsParams, self.structured_outputs)
         if isinstance(self.repetition_detection, Mapping):
-            self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
+            given_detection = self.repetition_detection
+            self.repetition_detection = of_mapping(RepetitionDetectionParams, given_detection)
         if is_number(self.temperature) and 0 < self.temperature < LOWEST_TEMPERATURE:
             logger.warning(
                 "temperature %s raised to %s, below which sampling overflows",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from shmllm.errors import nearest
 from shmllm.params.replaced_names import REPLACED_NAMES
@@ -29,3 +30,13 @@ def reject_unknown_options(callee: str, given: Iterable[str], known: Iterable[st
                 near = nearest(name, choices)
                 hint = f"; the nearest option is {near!r}" if near else ""
             raise TypeError(f"{callee}() got an unknown option {name!r}{hint}")
+
+
+def of_mapping(kind: Any, given: Mapping[str, Any]) -> Any:
+    """Makes an object of the dataclass `kind`, whose fields are those of a mapping.
+
+    Raises:
+        TypeError: the mapping has a name that is no field; see `reject_unknown_options`.
+    """
+    reject_unknown_options(kind.__name__, map(str, given), kind.__dataclass_fields__)
+    return kind(**given)

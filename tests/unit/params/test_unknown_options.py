@@ -77,3 +77,22 @@ def test_no_option_that_is_known_counts_as_replaced():
     moved = {"logits_processors"}  # from SamplingParams to the options
     assert known & REPLACED_NAMES.keys() == moved
     assert moved.isdisjoint(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"structured_outputs": {"jsn": {}}},
+            r"StructuredOutputsParams\(\) .* 'jsn'; the nearest option is 'json'",
+        ),
+        ({"structured_outputs": {5: 1}}, r"StructuredOutputsParams\(\) .* '5'"),
+        (
+            {"repetition_detection": {"min_cont": 2}},
+            r"RepetitionDetectionParams\(\) .* 'min_cont'; the nearest option is 'min_count'",
+        ),
+    ],
+)
+def test_keys_of_mappings_are_options(given, message):
+    with pytest.raises(TypeError, match=message):
+        SamplingParams(**given)
