@@ -50,7 +50,7 @@ class GivenItems:
 
 def has_items(prompt: Mapping[str, Any]) -> bool:
     """Whether a prompt that is a dict has items; it may be malformed."""
-    return bool(prompt.get(DATA) or prompt.get(UUIDS))
+    return _is_given(prompt.get(DATA)) or _is_given(prompt.get(UUIDS))
 
 
 def given_items(name: str, prompt: Mapping[str, Any]) -> GivenItems | None:
@@ -99,7 +99,7 @@ def _given_of(name: str, modality: Modality, data: Any, uuids: Any) -> list[Give
 
 
 def _table(name: str, prompt: Mapping[str, Any], key: str) -> dict[Modality, Any]:
-    found = prompt.get(key) or {}
+    found = prompt[key] if _is_given(prompt.get(key)) else {}
     if not isinstance(found, Mapping):
         raise RequestError(f'{name}: {key!r} must be a dict such as {{"image": ...}}')
     for modality, value in found.items():
@@ -108,6 +108,11 @@ def _table(name: str, prompt: Mapping[str, Any], key: str) -> dict[Modality, Any
                 f"{name}: {key!r} has {modality!r}; supported are {', '.join(MODALITIES)}"
             )
     return {modality: value for modality, value in found.items() if value is not None}
+
+
+def _is_given(value: Any) -> bool:
+    """Whether it is neither None nor empty. What is no table, such as an array, is for `_table`."""
+    return value is not None and not (isinstance(value, Mapping | list | tuple) and not value)
 
 
 def _as_list(kind: str, value: Any) -> list[Any]:

@@ -134,6 +134,7 @@ def test_what_a_prompt_has_of_images(prompt: Any, count: int, uuids: list[Any]) 
     ("prompt", "message"),
     [
         ({"multi_modal_data": ["x"]}, "'multi_modal_data' must be a dict"),
+        ({"multi_modal_data": np.zeros((2, 2, 3))}, "'multi_modal_data' must be a dict"),
         ({"multi_modal_data": {"sound": "x"}}, "has 'sound'; supported are image, audio, video"),
         ({"multi_modal_uuids": {"smell": "x"}}, "has 'smell'; supported are image"),
         ({"multi_modal_data": {"image": "x"}, "mm_processor_kwargs": [1]}, "must be a dict"),
