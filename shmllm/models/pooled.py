@@ -245,6 +245,11 @@ def _converted(config: ModelConfig, fields: Fields, use: ModelUse) -> ModelConfi
     if config.classes_are_tokens and config.lm_head_bias:
         raise fields.error("classes that are tokens of an LM head with a bias are not supported")
     is_pooling = use.runner == "pooling" or use.convert in ("embed", "classify")
+    if is_pooling and config.num_encoded and (use.convert == "embed" or not has_classifier):
+        raise EngineStartError(
+            f"{config.architecture} is an encoder-decoder, which makes no vectors, and classes by "
+            "a classifier of its checkpoint only: leave runner='pooling' and convert out"
+        )
     return replace(config, lm_head=config.lm_head and not is_pooling)
 
 

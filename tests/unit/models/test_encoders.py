@@ -281,3 +281,21 @@ def test_unknown_ways_to_make_classes_of_tokens_are_refused(tmp_path: Path) -> N
             read(tmp_path, name, **fields)
     with pytest.raises(EngineStartError, match="an LM head with a bias are not supported"):
         read(tmp_path, "PhiForSequenceClassification", **pair)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "use"),
+    [
+        ("BartForConditionalGeneration", {"runner": "pooling"}),
+        ("BartForConditionalGeneration", {"convert": "classify"}),
+        ("BartForSequenceClassification", {"convert": "embed"}),
+    ],
+)
+def test_an_encoder_decoder_makes_no_vectors(
+    architecture: str, use: dict[str, Any], tmp_path: Path
+) -> None:
+    fields = {"architectures": [architecture], "vocab_size": 97}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert read_config(tmp_path, ModelUse()).num_encoded
+    with pytest.raises(EngineStartError, match="is an encoder-decoder, which makes no vectors"):
+        read_config(tmp_path, ModelUse(**use))
