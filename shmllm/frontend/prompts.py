@@ -171,7 +171,8 @@ def _parse_both(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:
         raise RequestError(f"{name}: {_ENCODER!r} has neither a text nor 'multi_modal_data'")
     if not has_items:
         found = _parse_mapping(f"{name}: {_DECODER!r}", decoder)
-        found.encoder = parse_prompt(f"{name}: {_ENCODER!r}", encoder)
+        parse = _parse_mapping if isinstance(encoder, Mapping) else parse_prompt
+        found.encoder = parse(f"{name}: {_ENCODER!r}", encoder)
         return found
     if encoder.keys() - {"prompt", *_ITEM_KEYS} or encoder.get("prompt"):
         raise RequestError(

@@ -203,6 +203,7 @@ def test_what_the_decoder_is_forced_to_begin_with_is_a_part_of_its_prompt(tmp_pa
         ({"encoder_prompt": "x", "decoder_prompt": [2] * LENGTH}, f"max_model_len is {LENGTH}"),
         ({"encoder_prompt": "x", "prompt": "y"}, "has 'encoder_prompt' and the keys"),
         ({"encoder_prompt": {"prompt": 5}}, "'encoder_prompt': 'prompt' must be a str"),
+        ({"encoder_prompt": {"encoder_prompt": "y"}}, "unknown keys \\['encoder_prompt'\\]"),
         ({"encoder_prompt": {}}, "neither a text nor 'multi_modal_data'"),
         ({"encoder_prompt": 5}, "'encoder_prompt' must be a str"),
         ({"prompt": "x", "multi_modal_data": {"image": 1}}, "the model takes no images"),
