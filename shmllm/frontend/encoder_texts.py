@@ -93,9 +93,10 @@ class EncoderTexts:
         if not ids:
             raise RequestError(f"{name} is empty: the model's encoder needs at least one token")
         if len(ids) > self._most:
+            or_cut = ", or pass truncate_prompt_tokens" if self._classifies else ""
             raise RequestError(
                 f"{name} has {len(ids):,} tokens, and the model's encoder reads at most "
-                f"{self._most:,}: shorten it, or pass truncate_prompt_tokens",
+                f"{self._most:,}: shorten it{or_cut}",
                 parameter="input_tokens",
                 value=len(ids),
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from shmllm.errors import RequestError
-from shmllm.frontend.given_items import GivenItems, given_items
+from shmllm.frontend.given_items import GivenItems, given_items, has_items
 from shmllm.frontend.items.ready import ReadyItem
 from shmllm.frontend.replies.formats import ReplyFormat
 
@@ -166,10 +166,9 @@ def _parse_both(name: str, prompt: Mapping[str, Any]) -> ParsedPrompt:
         decoder = {"prompt": decoder or ""}
     elif not isinstance(decoder, Mapping):
         decoder = {"prompt_token_ids": decoder}
-    has_items = isinstance(encoder, Mapping) and bool(encoder.keys() & _ITEM_KEYS)
     if isinstance(encoder, Mapping) and not encoder:
         raise RequestError(f"{name}: {_ENCODER!r} has neither a text nor 'multi_modal_data'")
-    if not has_items:
+    if not isinstance(encoder, Mapping) or not has_items(encoder):
         found = _parse_mapping(f"{name}: {_DECODER!r}", decoder)
         parse = _parse_mapping if isinstance(encoder, Mapping) else parse_prompt
         found.encoder = parse(f"{name}: {_ENCODER!r}", encoder)

@@ -145,7 +145,7 @@ def test_forms_of_prompts(subject: Subject, llm: LLM) -> None:
         {"prompt": text},
         ids,
         {"encoder_prompt": text, "decoder_prompt": None},
-        {"encoder_prompt": {"prompt": text}, "decoder_prompt": ""},
+        {"encoder_prompt": {"prompt": text, "multi_modal_data": None}, "decoder_prompt": ""},
         {"encoder_prompt": {"prompt_token_ids": ids}, "decoder_prompt": [2]},
         {"encoder_prompt": ids, "decoder_prompt": {"prompt_token_ids": []}},
     ]
