@@ -129,6 +129,8 @@ def _tokenize_one(front_end: FrontEnd, prompt: Any, wanted: TokenizationKwargs, 
     fields = dict(prompt) if isinstance(prompt, Mapping) else {}
     if fields.get("prompt_embeds") is not None:
         raise RequestError("tokenization_kwargs are for text and token ids, not for prompt_embeds")
+    if "encoder_prompt" in fields:
+        raise RequestError("tokenization_kwargs are for prompts in one part, not encoder_prompt")
     if wanted.truncate_prompt_tokens is not None and has_items(fields):
         raise RequestError("a prompt with images or other items cannot be truncated")
     text = fields.get("prompt") if fields else prompt

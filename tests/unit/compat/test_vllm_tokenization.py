@@ -24,3 +24,9 @@ def test_token_ids_are_cut() -> None:
 def test_prompts_with_items_are_not_cut(kept: int) -> None:
     with pytest.raises(RequestError, match="images or other items cannot be truncated"):
         tokenize(FRONT_END, [IMAGE], {"truncate_prompt_tokens": kept}, min_room=1)
+
+
+def test_prompts_in_two_parts_are_not_cut() -> None:
+    prompt = {"encoder_prompt": "a text", "decoder_prompt": None}
+    with pytest.raises(RequestError, match="are for prompts in one part"):
+        tokenize(FRONT_END, prompt, {"truncate_prompt_tokens": 2}, min_room=1)
