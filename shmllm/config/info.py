@@ -57,6 +57,7 @@ class EngineInfo:
             shares none.
         pooling: what it computes of prompts beside tokens, or instead of them.
         images: which images prompts may have.
+        num_outputs: the number of tokens, the first ones, that the model can write; None: all.
         routed: the form of the experts that outputs have; None: they have none.
         warnings: warnings for the person who started the engine, one sentence each.
     """
@@ -110,6 +111,7 @@ class EngineInfo:
     shared_kv_cache_bytes: int = 0
     pooling: PoolingInfo = field(default_factory=PoolingInfo)
     items: ItemInfo = field(default_factory=ItemInfo)
+    num_outputs: int | None = None
     routed: RoutedInfo | None = None
     warnings: tuple[str, ...] = ()
 

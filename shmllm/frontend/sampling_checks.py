@@ -7,7 +7,7 @@ This module also converts bad words to token ids and structured outputs to gramm
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shmllm.config.info import EngineInfo
@@ -60,7 +60,7 @@ class SamplingChecks:
         self._replies = replies or ReplyFormats(tokenizer)
         self._structured_outputs = structured_outputs or StructuredOutputsDefaults()
         self._tokenizer = tokenizer
-        self._vocab_size = info.vocab_size
+        self._vocab_size, self._num_outputs = info.vocab_size, info.num_outputs
         self._max_logprobs = info.max_logprobs
         self._has_processors = bool(info.logits_processors)
 
@@ -73,6 +73,7 @@ class SamplingChecks:
         """
         self._require_known("stop_token_ids", params.stop_token_ids)
         self._require_known("allowed_token_ids", params.allowed_token_ids or ())
+        self._require_written(params.allowed_token_ids)
         self._require_known("logit_bias", params.logit_bias or ())
         self._require_known("logprob_token_ids", params.logprob_token_ids or ())
         self._require_known("trace_decode_token_ids", params.trace_decode_token_ids or ())
@@ -109,6 +110,16 @@ class SamplingChecks:
                 parameter=name,
                 value=highest,
             )
+
+    def _require_written(self, allowed: Sequence[int] | None) -> None:
+        if not allowed or self._num_outputs is None or min(allowed) < self._num_outputs:
+            return
+        raise RequestError(
+            f"allowed_token_ids has no id below {self._num_outputs}; the model has no logits for "
+            "others, so it could write none of these",
+            parameter="allowed_token_ids",
+            value=min(allowed),
+        )
 
     def _require_few(self, name: str, count: int | None, where: str = "") -> None:
         if count is None:

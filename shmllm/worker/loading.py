@@ -268,6 +268,7 @@ def make_info(
         embeds_width=model.embedding_width,
         logprobs_mode=config.logprobs.mode,
         model_options=_model_options(config),
+        num_outputs=model.num_outputs,
         routed=routed_info(model),
         deterministic=deterministic,
         activation_dtype=activation_dtype,

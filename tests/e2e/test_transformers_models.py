@@ -38,7 +38,7 @@ QUICK = "exaone4"
 FAMILIES = ["flint", "modernbert-decoder"]
 RUNS = {
     "beam", "bert",
-    "bert-generation", "bitnet", "ctrl",
+    "bert-generation", "ctrl",
     "electra", "emu3", "ernie",
     "fuyu",
     "jetmoe", "longcat_flash",

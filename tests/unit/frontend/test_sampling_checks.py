@@ -51,6 +51,13 @@ def test_parameters_at_the_limits_are_allowed(options, tokenizer):
     assert checks_of(tokenizer).check(SamplingParams(**options)) == EncodedConstraints((), "")
 
 
+def test_an_allowed_token_must_have_a_logit(tokenizer):
+    checks = SamplingChecks(tokenizer, info(vocab_size=500, num_outputs=490))
+    checks.check(SamplingParams(allowed_token_ids=[495, 489]))
+    with pytest.raises(RequestError, match=r"allowed_token_ids has no id below 490; .* no logits"):
+        checks.check(SamplingParams(allowed_token_ids=[490, 499]))
+
+
 def test_without_a_limit_logprobs_of_the_whole_vocabulary_are_allowed(tokenizer):
     checks_of(tokenizer, 500).check(SamplingParams(logprobs=-1, prompt_logprobs=-1))
 
