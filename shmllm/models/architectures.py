@@ -7,6 +7,7 @@ from __future__ import annotations
 
 ARCHITECTURES: dict[str, str] = {
     "AXK1ForCausalLM": "axk1",
+    "AXK2ForCausalLM": "axk2",
     "AfmoeForCausalLM": "afmoe",
     "AlbertModel": "albert",
     "Apertus1p5ForConditionalGeneration": "apertus1p5",

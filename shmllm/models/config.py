@@ -337,8 +337,8 @@ class ModelConfig(ItemTowers):
 
     @property
     def dense_mlps(self) -> tuple[MLPSpec, ...]:
-        """The different dense MLPs of the layers, the shared experts included."""
-        return tuple(dict.fromkeys(dense for mlp in self.feed_forwards for dense in mlp.dense))
+        """The different dense MLPs of the layers."""
+        return tuple(dict.fromkeys(mlp for layer in self.loaded_layers for mlp in layer.dense))
 
     def with_further(self, count: int) -> ModelConfig:
         """Returns the configuration with so many of `further_layers` loaded.

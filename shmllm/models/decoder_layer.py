@@ -29,6 +29,7 @@ class DecoderLayer:
     Attributes:
         spec: what it consists of.
         norms: its norms before and behind mixer and MLP, by the name of the weight.
+        gates: what makes gates of the output of some of them, likewise.
         mixer: its attention, or what takes its place, or None.
         mlp: its feed-forward, or None.
         laurel: the branch beside the mixer, or None.
@@ -42,12 +43,15 @@ class DecoderLayer:
         names, mixer, mlp = self.spec.norms, self.spec.mixer, self.spec.mlp
         self._residual_scale = config.residual_scale
         self.norms: dict[str, Norm] = {}
+        self.gates: dict[str, MLP] = {}
 
         def norm(name: str | None, eps: float | None = None) -> Norm | None:
             if name is None:
                 return None
             spec = config.norm if eps is None else replace(config.norm, eps=eps)
             self.norms[name] = Norm(config.hidden_size, spec, storage)
+            if (gate := names.gates.get(name)) is not None:
+                self.gates[name] = MLP(config.hidden_size, gate, storage.exact())
             return self.norms[name]
 
         eps_behind = names.eps_behind or (None, None)
@@ -127,6 +131,7 @@ class DecoderLayer:
         if self.mixer is not None:
             if normed is None:
                 normed = ops.add_norm(x, residual, self._before_mixer, scale)
+                normed = self._open(ops, normed, self.spec.norms.before_mixer)
             if self.laurel is not None:
                 add_laurel(ops, normed, residual, self.laurel)
             x, scale = self._mix(ops, normed, residual), self._mixed_scale
@@ -141,10 +146,16 @@ class DecoderLayer:
             ops.add_norm(x, residual, None, scale)
         else:
             normed = ops.add_norm(x, residual, self._before_mlp, scale)
+            normed = self._open(ops, normed, self.spec.norms.before_mlp)
         if self.spec.mlp_scale != 1:
             normed = ops.scale(normed, self.spec.mlp_scale)
         x = self._feed_forward(ops, normed, residual)
         return x if self._after_mlp is None else ops.norm(x, self._after_mlp)
+
+    def _open(self, ops: Ops, normed: Tensor, name: str | None) -> Tensor:
+        """Multiplies what a norm gives by its gates, if it has some."""
+        gate = self.gates.get(name or "")
+        return normed if gate is None else ops.open_heads(normed, ops.mlp(normed, gate))
 
     def _run_with_norms_of_sums(self, ops: Ops, residual: Tensor) -> None:
         """Runs a layer whose norms read the stream and take its place: nothing is left to add."""
@@ -175,6 +186,8 @@ class DecoderLayer:
             weights |= self.mlp.named_weights(f"{prefix}.mlp")
         for name, norm in self.norms.items():
             weights |= norm.named_weights(f"{prefix}.{name}")
+        for name, gate in self.gates.items():
+            weights |= gate.named_weights(f"{prefix}.{name}.gate")
         for part in (self.laurel, self.altup, self.input):
             weights |= {} if part is None else part.named_weights(prefix)
         if self.scale is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig
 from shmllm.models.indexer import Indexer
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
-from shmllm.models.matrices import MixedMatrix
+from shmllm.models.matrices import Matrix, MixedMatrix, joined
 from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.models.specs import NormSpec
 
@@ -28,8 +28,8 @@ class LatentAttention:
         spec: what it computes.
         in_proj: the projection to `LatentAttentionSpec.first_widths`, side by side.
         query_norm: the norm of what queries are a projection of, or None.
-        query_up: the projection to queries, of that or of the hidden state; None: `in_proj` returns
-            them.
+        query_up: the projection to `LatentAttentionSpec.up_widths`, of that or of the hidden state;
+            None: `in_proj` returns queries.
         kv_norm: the norm of latents.
         key_up: [heads, rank, nope_dim], the projection of each head's query to a latent's width.
         value_up: [heads, value_dim, rank], the projection of each head's output to a value.
@@ -49,7 +49,8 @@ class LatentAttention:
         self.query_norm = None if rank is None else Norm(rank, NORM, storage)
         self.query_up: Linear | None = None
         if spec.projects_queries:
-            self.query_up = Linear(rank or hidden, [spec.query_width], False, storage)
+            read = spec.joined_rank or rank or hidden
+            self.query_up = Linear(read, spec.up_widths, False, storage)
         self.kv_norm = Norm(spec.rank, NORM, storage)
         self.key_up = storage.tensor(spec.num_heads, spec.rank, spec.nope_dim)
         self.value_up = storage.tensor(spec.num_heads, spec.value_dim, spec.rank)
@@ -76,7 +77,9 @@ class LatentAttention:
             weights |= self.gate_proj.named_weights(f"{prefix}.g_proj")
         if self.query_norm is not None:
             weights |= self.query_norm.named_weights(f"{prefix}.q_a_layernorm")
-        if self.query_up is not None:
+        if self.spec.gates_of_elements:
+            weights[f"{prefix}.{up}.weight"] = (self._queries_and_gates(),)
+        elif self.query_up is not None:
             weights |= self.query_up.named_weights(f"{prefix}.{up}")
         weights |= self.kv_norm.named_weights(f"{prefix}.kv_a_layernorm")
         if self.indexer is not None:
@@ -87,6 +90,20 @@ class LatentAttention:
         else:
             weights[f"{prefix}.kv_b_proj.weight"] = (self._kv_up(),)
         return weights | self.o_proj.named_weights(f"{prefix}.o_proj")
+
+    def _queries_and_gates(self) -> Matrix:
+        """Returns the projection to queries and gates with those of a head side by side."""
+        assert self.query_up is not None, "it makes the gates"
+        spec, sizes = self.spec, (self.spec.nope_dim + self.spec.rope_dim, self.spec.value_dim)
+        parts = self.query_up.weight.split_with_sizes(self.query_up.out_features)
+        heads = zip(
+            *(
+                part.split_with_sizes([size] * spec.num_heads)
+                for part, size in zip(parts, sizes, strict=True)
+            ),
+            strict=True,
+        )
+        return joined([part for pair in heads for part in pair])
 
     def _kv_up(self) -> MixedMatrix:
         """Returns the projections of latents to all heads' keys and values, [heads * (nope_dim +

@@ -254,6 +254,9 @@ class LatentAttentionSpec:
         growth: see `AttentionSpec`.
         gated: whether the output of each head is multiplied by the sigmoid of a gate, a projection
             of the hidden state without a bias.
+        gates_of_elements: whether the output is multiplied by sigmoids of gates, one for each
+            element. Gates and queries are then projections of what has the width `query_rank`,
+            with its norm and as it is, side by side.
         kv_apart: whether a checkpoint has the projections of latents to keys, transposed, and to
             values apart, with the heads in a dimension of their own, as in GGUF files.
         indexer: what chooses the tokens that a token attends to; None: these are all before it.
@@ -270,6 +273,7 @@ class LatentAttentionSpec:
     bias: bool = False
     growth: Growth | None = None
     gated: bool = False
+    gates_of_elements: bool = False
     kv_apart: bool = False
     indexer: IndexerSpec | None = None
 
@@ -314,6 +318,17 @@ class LatentAttentionSpec:
         return sum(self.first_widths)
 
     @property
+    def joined_rank(self) -> int:
+        """The width of what `query_rank` says, beside itself; 0: queries read no such thing."""
+        return 2 * (self.query_rank or 0) if self.gates_of_elements else 0
+
+    @property
+    def up_widths(self) -> tuple[int, ...]:
+        """The widths of queries and, if these are made by the same product, gates."""
+        gates = (self.width,) if self.gates_of_elements else ()
+        return (self.query_width, *gates)
+
+    @property
     def projects_queries(self) -> bool:
         """Whether queries are a product of their own."""
         return self.query_rank is not None or self.bias
@@ -321,7 +336,7 @@ class LatentAttentionSpec:
     @property
     def linear_widths(self) -> tuple[int, ...]:
         """The widths of the outputs of the projections before the attention."""
-        queries = (self.query_width,) if self.projects_queries else ()
+        queries = (sum(self.up_widths),) if self.projects_queries else ()
         of_index: tuple[int, ...] = ()
         if (indexer := self.indexer) is not None and not indexer.is_shared:
             heads, dim = indexer.num_heads, indexer.head_dim
@@ -332,7 +347,7 @@ class LatentAttentionSpec:
     @property
     def read_widths(self) -> tuple[int, ...]:
         """The widths of what products read, but for the hidden state and `width`."""
-        ranks = () if self.query_rank is None else (self.query_rank,)
+        ranks = {self.query_rank or 0, self.joined_rank} - {0}
         return (*ranks, *self.linear_widths, self.latent_width)
 
     @property

@@ -81,10 +81,13 @@ def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentA
     hidden, query = x, ops.store_latents(ops.linear(x, attention.in_proj), attention)
     if attention.query_norm is not None:
         x = ops.norm(query, attention.query_norm)
+    read = x
+    if attention.spec.gates_of_elements:
+        read = ops.beside(x, query)
     if attention.indexer is not None:
         ops.choose_tokens(hidden, x, attention)
     if attention.query_up is not None:
-        query = ops.linear(x, attention.query_up)
+        query = ops.linear(read, attention.query_up)
     out = ops.attend_to_latents(query, attention)
     if attention.gate_proj is not None:
         out = ops.open_heads(out, ops.linear(hidden, attention.gate_proj))

@@ -103,7 +103,8 @@ class Ops(LinearOps, Protocol):
         hidden]; may be overwritten. See `EagleSpec`."""
 
     def beside(self, first: Tensor, second: Tensor) -> Tensor:
-        """Returns [tokens, 2 * width]: the rows of two [tokens, width], side by side."""
+        """Returns [tokens, 2 * width]: rows [tokens, width], and the first columns of others, as many,
+        side by side."""
 
     def keep(self, residual: Tensor, place: int) -> None:
         """Copies the residual stream [tokens, hidden] for a model that drafts, as the part of its
@@ -245,11 +246,12 @@ class Ops(LinearOps, Protocol):
 
         Each head's query consists of a part that ``key_up`` projects to the width of a latent and a
         part that is rotated. Its scores are the products of both with latents and key parts, its
-        output the weighted sum of latents, which ``value_up`` projects.
+        output the weighted sum of latents, which ``value_up`` projects, times the sigmoids of gates
+        if the layer has gates of elements.
 
         Args:
-            query: [tokens, columns], of which the first heads * (nope_dim + rope_dim) are queries;
-                may be overwritten.
+            query: [tokens, columns], of which the first heads * (nope_dim + rope_dim) are queries,
+                and the last ones gates of elements; may be overwritten.
             attention: the layer.
 
         Returns:

@@ -308,6 +308,9 @@ class LayerNorms:
             take the stream's place (Vaswani et al., 2017, section 3.1). There are no others then.
         eps_behind: what the norms behind mixer and MLP add to the mean square; None: what other
             norms add.
+        gated: those of the norms before mixer and MLP whose output is multiplied by a sigmoid of
+            what an MLP without a gate, with SiLU, makes of it (A.X K2).
+        gate_rank: the width of these MLPs' activation.
     """
 
     before_mixer: str | None = None
@@ -316,6 +319,14 @@ class LayerNorms:
     after_mlp: str | None = None
     of_sums: bool = False
     eps_behind: tuple[float, float] | None = None
+    gated: tuple[str, ...] = ()
+    gate_rank: int = 0
+
+    @property
+    def gates(self) -> dict[str, MLPSpec]:
+        """What makes the gates of each norm that has some, by the name of the norm."""
+        gate = MLPSpec(inner=self.gate_rank, gated=False)
+        return dict.fromkeys(self.gated, gate)
 
 
 PRE_NORMS = LayerNorms(before_mixer="input_layernorm", before_mlp="post_attention_layernorm")
@@ -358,6 +369,12 @@ class LayerSpec:
     def attention(self) -> AttentionSpec | None:
         """Its attention, if it has one that is not latent."""
         return next((each for each in self.mixers if isinstance(each, AttentionSpec)), None)
+
+    @property
+    def dense(self) -> tuple[MLPSpec, ...]:
+        """Its dense MLPs, shared experts and what makes gates of its norms included."""
+        own = () if self.mlp is None else self.mlp.dense
+        return (*own, *self.norms.gates.values())
 
     def with_mixers(self, change: Callable[[MixerSpec], MixerSpec]) -> LayerSpec:
         """Returns the layer with other mixers, each in the place of one of its own."""

@@ -39,17 +39,24 @@ def low_ranks(config: ModelConfig) -> tuple[int, ...]:
     return _ordered(net.head_dim for net in nets if net.has_low_rank)
 
 
+def joined_widths(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the widths of rows that two others, equally wide, are side by side in."""
+    reads_both = config.num_further or config.drafting is not None
+    widths = {2 * config.hidden_size} if reads_both else set()
+    widths |= {each.joined_rank for each in config.latent_attentions if each.joined_rank}
+    return _ordered(widths)
+
+
 def read_widths(config: ModelConfig) -> tuple[int, ...]:
     """Returns the widths of what matrix products read."""
     widths = {config.hidden_size, *mixed_widths(config), *inner_widths(config)}
     widths.update(low_ranks(config))
     widths.update(*(attention.read_widths for attention in config.latent_attentions))
     widths |= set() if config.per_layer is None else {config.per_layer.width}
-    widths |= {2 * config.hidden_size} if config.num_further else set()
+    widths.update(joined_widths(config))
     widths |= {each.input_width for each in config.attentions if each.input_width is not None}
     if (drafting := config.drafting) is not None:
         widths.add(drafting.num_levels * drafting.source_width)
-        widths.add(2 * config.hidden_size)
     widths |= _laurel_ranks(config) | _latent_widths(config) | {config.embedding_width}
     return _ordered(widths)
 

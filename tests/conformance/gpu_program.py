@@ -240,6 +240,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "arcee": {},
     "aria": {"moe_num_experts": 8, "moe_topk": 3, "intermediate_size": 24},
     "axk1": LATENT | GROUPS | {"first_k_dense_replace": 1, "q_lora_rank": 40},
+    "axk2": LATENT | GROUPS | INDEXER | {"q_lora_rank": 40},
     "biogpt": {},
     "cohere_compass": {
         "layer_types": LAYER_TYPES,

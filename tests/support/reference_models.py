@@ -182,6 +182,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("Arcee", {}),
     "aria": ("AriaText", {"moe_num_experts": 16, "moe_topk": 4, "intermediate_size": 32}),
     "axk1": ("AXK1", LATENT | {"n_group": 4, "topk_group": 2}),
+    "axk2": ("AXK2", LATENT | INDEXER),
     "biogpt": ("BioGpt", {}),
     "cohere_compass": (
         "CohereCompassText",
@@ -554,12 +555,12 @@ NOT_IN_GGUF = (
     *("bitnet", "internlm2"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
     *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2"),
-    *("aria", "axk1", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
+    *("aria", "axk1", "axk2", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
     *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
     "phi4_multimodal",
 )
 """Those of which no GGUF files are written yet."""
-WITH_INDEXER = ("deepseek_v32", "glm_moe_dsa")
+WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa")
 LATENTS = (
     *("deepseek_v2", "deepseek_v3", *WITH_INDEXER, "glm4_moe_lite"),
     *("axk1", "kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "bailing_moe_v3"),

@@ -209,19 +209,20 @@ def _copy(source, width, target):
 
 @compiled
 def _place(operands, piece, thread, num_threads):
-    source, out, width, stride = (
+    source, out, width, stride, source_stride = (
         word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
+        word(operands, 5),
     )  # fmt: skip
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
-        _copy(source + row * width * 4, width, out + row * stride)
+        _copy(source + row * source_stride, width, out + row * stride)
 
 
 PLACE = Kernel(count_pieces, _place)
-"""``out[row] = source[row]``, where the rows of ``out`` are parts of wider ones.
+"""``out[row] = source[row]``, where the rows of both may be parts of wider ones.
 
-Operands: address of the number of rows; source [rows, width]; address of out's first element;
-width; the distance of out's rows, in bytes.
+Operands: address of the number of rows; addresses of the first elements of source and out; width;
+the distances of out's rows and of those of source, in bytes.
 """
 
 

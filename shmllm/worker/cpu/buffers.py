@@ -13,6 +13,7 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.widths import (
     inner_widths,
+    joined_widths,
     linear_widths,
     low_ranks,
     mixed_widths,
@@ -63,9 +64,8 @@ class CpuBuffers:
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
         scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
-        joined: [max_tokens, 2 * hidden], what the projection of a further layer reads, or the
-            attention of a model that drafts, else empty.
-        given: [max_tokens, hidden], the hidden states that such a model reads, else empty.
+        given: [max_tokens, hidden], the hidden states that a model reads which drafts for
+            another one, else empty.
         kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
         routed: [max_tokens, mixtures, top_k], the experts of each token; None: they are not kept.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
@@ -144,8 +144,7 @@ class CpuBuffers:
             for width in {each.query_rank for each in config.latent_attentions}
             if width is not None
         }
-        reads_both = config.num_further or config.drafting is not None
-        self.joined = buffer(max_tokens if reads_both else 0, 2 * hidden)
+        self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), torch.float32)
         self.per_layer: Tensor | None = None
@@ -191,6 +190,10 @@ class CpuBuffers:
         """Return the buffer [max_tokens, width] for a projection of which another one is a
         projection: both may be equally wide."""
         return self._low_ranks[width]
+
+    def joined(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for two results side by side."""
+        return self._joined[width]
 
     def unprojected(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for what queries of latent attention are a

@@ -170,6 +170,8 @@ class LatentAttentionOps:
         self._multiply(query, spec.nope_dim + spec.rope_dim, attention.key_up, latents)
         self._attend(latents, [*ropes, head_bytes], attention)
         self._multiply(latents, spec.rank, attention.value_up, out)
+        if spec.gates_of_elements:
+            self.open_heads(out, query[:, spec.query_width :])
         return out
 
     def open_heads(self, x: Tensor, gates: Tensor) -> None:

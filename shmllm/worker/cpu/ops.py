@@ -185,17 +185,18 @@ class CpuOps:
         return self._buffers.given
 
     def beside(self, first: Tensor, second: Tensor) -> Tensor:
-        joined, width = self._buffers.joined, first.shape[1]
+        width = first.shape[1]
+        joined = self._buffers.joined(2 * width)
         self._place(first, joined[:, :width])
-        self._place(second, joined[:, width:])
+        self._place(second[:, :width], joined[:, width:])
         return joined
 
     def keep(self, residual: Tensor, place: int) -> None:
         self._place(residual, self._buffers.kept[:, place])
 
     def _place(self, source: Tensor, out: Tensor) -> None:
-        operands = source.data_ptr(), out.data_ptr(), source.shape[1], 4 * out.stride(0)
-        self._record("place", PLACE, *operands)
+        places = source.data_ptr(), out.data_ptr(), source.shape[1]
+        self._record("place", PLACE, *places, 4 * out.stride(0), 4 * source.stride(0))
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         out, width = x, len(norm.weight)

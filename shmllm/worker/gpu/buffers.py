@@ -12,7 +12,13 @@ from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
-from shmllm.models.widths import inner_widths, linear_widths, low_ranks, num_chosen
+from shmllm.models.widths import (
+    inner_widths,
+    joined_widths,
+    linear_widths,
+    low_ranks,
+    num_chosen,
+)
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
 from shmllm.worker.gpu.device import Device
@@ -86,9 +92,8 @@ class GpuBuffers:
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
         logits: [max_samples, vocab]; [max_samples, 0] if the model has no LM head.
         experts: the buffers of each mixture of experts.
-        joined: [max_tokens, 2 * hidden], what the projection of a further layer reads, or the
-            attention of a model that drafts, else empty.
-        given: [max_tokens, hidden], the hidden states that such a model reads, else empty.
+        given: [max_tokens, hidden], the hidden states that a model reads which drafts for
+            another one, else empty.
         kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
         routed: [max_tokens, mixtures, top_k], the experts of each token; None: they are not kept.
         per_layer: [max_tokens, layers * width], the inputs that each layer has of its own; None:
@@ -187,8 +192,7 @@ class GpuBuffers:
             for spec in config.mixtures
         }
         self.routed = allocate_routed(allocate, config, max_tokens)
-        reads_both = config.num_further or config.drafting is not None
-        self.joined = buffer(max_tokens if reads_both else 0, 2 * hidden)
+        self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), self._dtype)
         self.per_layer: Tensor | None = None
@@ -241,6 +245,10 @@ class GpuBuffers:
         """Return the buffer [max_tokens, width] for a projection of which another one is a
         projection: both may be equally wide."""
         return self._low_ranks[width]
+
+    def joined(self, width: int) -> Tensor:
+        """Return the buffer [max_tokens, width] for two results side by side."""
+        return self._joined[width]
 
     def unprojected(self, width: int) -> Tensor:
         """Return the buffer [max_tokens, width] for what queries of latent attention are a

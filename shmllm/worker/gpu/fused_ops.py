@@ -81,7 +81,7 @@ class FusedOps:
             return self._multiply(x)
         if isinstance(x, NormedProduct):
             if x.value is None:
-                x.value = self._ops.norm(self.value(x.product), x.norm)
+                x.value = self._ops.norm(self.value(x.read), x.norm)
             return x.value
         if isinstance(x, Experts):
             return self._ops.mixtures.experts(x.x, x.routing, x.moe, x.shared)
@@ -276,7 +276,7 @@ class FusedOps:
             return NormedProduct(x, norm)
         width = len(norm.weight)
         if isinstance(x, Tensor) and x.shape[1] > width:
-            return NormedProduct(x[:, :width], norm)
+            return NormedProduct(x[:, :width], norm, wider=x)
         return self._ops.norm(self.value(x), norm)
 
     def scale(self, x: Any, factor: float, weight: Tensor | None = None) -> Any:

@@ -115,7 +115,7 @@ class LatentAttentionOps:
         self._step.launch(partial(self._attend, latents, rotated, attention))
         out = self._buffers.attended(spec.width)[: len(latents)]
         _multiply_heads(out.unflatten(1, (spec.num_heads, -1)), latents, attention.value_up)
-        return out
+        return _opened(out, query, spec)
 
     def attend_few(self, query: Tensor, x: Tensor, attention: LatentAttention) -> Tensor:
         """Compute `store` of ``x`` and `attend` for few tokens."""
@@ -133,7 +133,7 @@ class LatentAttentionOps:
         out = self._buffers.attended(spec.width)[: len(query)]
         rotated = heads[..., spec.nope_dim :]
         self._step.launch(partial(self._attend_few, out, latents, rotated, attention))
-        return out
+        return _opened(out, query, spec)
 
     def _written(self, x: Tensor, attention: LatentAttention) -> dict[str, Any]:
         """Return the arguments of `write_latents`."""
@@ -231,6 +231,13 @@ def _heads_of(query: Tensor, spec: LatentAttentionSpec) -> Tensor:
     """Return the queries among some columns, [tokens, heads, nope_dim + rope_dim]."""
     heads: Tensor = query[:, : spec.query_width].unflatten(1, (spec.num_heads, -1))
     return heads
+
+
+def _opened(out: Tensor, query: Tensor, spec: LatentAttentionSpec) -> Tensor:
+    """Return outputs [tokens, heads * value_dim], times the sigmoids of gates behind queries, in
+    place, if there are some."""
+    gates = query[:, spec.query_width :]
+    return out.mul_(gates.sigmoid_()) if spec.gates_of_elements else out
 
 
 def _multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:

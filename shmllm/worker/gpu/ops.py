@@ -241,7 +241,9 @@ class GpuOps:
         return self._buffers.given[: self._descriptor.num_tokens]
 
     def beside(self, first: Tensor, second: Tensor) -> Tensor:
-        return torch.cat((first, second), 1, out=self._buffers.joined[: len(first)])
+        width = first.shape[1]
+        joined = self._buffers.joined(2 * width)[: len(first)]
+        return torch.cat((first, second[:, :width]), 1, out=joined)
 
     def keep(self, residual: Tensor, place: int) -> None:
         self._buffers.kept[: len(residual), place].copy_(residual)

@@ -124,11 +124,22 @@ class Experts:
 @dataclass(slots=True, eq=False)
 class NormedProduct:
     """An RMSNorm of a product, of a sum of experts, or of a sum of norms of these, neither of which
-    has been launched, unless there is a value; or of rows."""
+    has been launched, unless there is a value; or of rows.
+
+    Attributes:
+        wider: rows whose first columns are those of the norm, which stay as they are; None: the
+            norm may take the place of what it reads.
+    """
 
     product: Product | Experts | SumOfNorms | Tensor
     norm: Norm
     value: Tensor | None = None
+    wider: Tensor | None = None
+
+    @property
+    def read(self) -> Product | Experts | SumOfNorms | Tensor:
+        """What the norm reads when it is launched by itself."""
+        return self.product if self.wider is None else self.wider
 
 
 @dataclass(slots=True, eq=False)

@@ -80,7 +80,7 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
     names = layer.norms
     has_both = names.before_mixer is not None and names.before_mlp is not None
     are_equal = (names.after_mixer is None) == (names.after_mlp is None)
-    if not has_both or not are_equal or names.of_sums or layer.parallel:
+    if not has_both or not are_equal or names.of_sums or names.gated or layer.parallel:
         return "the kernel takes norms before both blocks, and behind both or none, not the norms"
     if mixer.head_dim > MAX_HEAD_DIM:
         return f"heads of at most {MAX_HEAD_DIM} elements fit into its registers, not those"

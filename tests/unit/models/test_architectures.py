@@ -442,6 +442,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}
         | {"rope_parameters": MSCALE_ROPE},
     ),
+    "axk2": ("axk2", LATENT | GROUPS | INDEXER | {"gated_norm_rank": 5}),
+    "axk2-all-experts": (
+        "axk2",
+        LATENT
+        | INDEXER
+        | ALL_CHOSEN
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "attention_bias": True}
+        | {"n_group": 2, "topk_group": 2, "rope_parameters": MSCALE_ROPE},
+    ),
     "biogpt": ("biogpt", {}),
     "biogpt-untied": (
         "biogpt",
@@ -1301,6 +1310,7 @@ VARIANTS_OF_ROUTERS = {
     "laguna-all-experts",
     "aria-all-experts",
     "axk1-all-experts",
+    "axk2-all-experts",
     "kolibri1-all-experts",
     "flint-all-experts",
     "deepseek-all-experts",
@@ -1388,6 +1398,7 @@ BFLOAT16 = [
     "laguna-all-experts",
     "aria-all-experts",
     "axk1-all-experts",
+    "axk2-all-experts",
     "kolibri1-all-experts",
     "flint-all-experts",
     "deepseek-all-experts",

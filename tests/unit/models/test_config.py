@@ -35,6 +35,7 @@ OF_DEEPSEEK = (
     "deepseek_v2",
     "deepseek_v3",
     "axk1",
+    "axk2",
     "deepseek_v32",
     "sarvam_mla",
     "glm_moe_dsa",

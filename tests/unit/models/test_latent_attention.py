@@ -77,6 +77,7 @@ CLASSES = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"mistral4": "Mistral4ForCausalLM"
 REQUIRED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 3},
     "axk1": {},
+    "axk2": {},
     "deepseek_v3": {},
     "deepseek_v32": {},
     "glm_moe_dsa": {},
@@ -321,20 +322,33 @@ def test_ax_k1_as_its_files_are_published(tmp_path: Path) -> None:
     assert_computes(model, reference)
 
 
-def test_ax_k1_has_a_rank_of_queries(tmp_path: Path) -> None:
-    fields = SIZES | {"architectures": ["AXK1ForCausalLM"], "q_lora_rank": None}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(EngineStartError, match="q_lora_rank null is not supported"):
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"architectures": ["AXK1ForCausalLM"], "q_lora_rank": None},
+        {"architectures": ["AXK2ForCausalLM"], "q_lora_rank": None},
+        {"architectures": ["AXK2ForCausalLM"], "gated_norm_rank": 0},
+        {"architectures": ["AXK2ForCausalLM"], "layer_types": ["full_attention"] * 5},
+    ],
+)
+def test_what_ax_k_has_not_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | fields))
+    with pytest.raises(EngineStartError, match=r"q_lora_rank null|gated_norm_rank|layer type"):
         ModelConfig.from_directory(tmp_path)
 
 
-def test_an_update_has_the_names_of_modules_of_ax_k1(tmp_path: Path) -> None:
-    model = load(save(reference_model("axk1", **OPTIONS), tmp_path))
-    other = reference_model("axk1", 2.0, **OPTIONS)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("axk1", "mlp.post_mlp_layernorm.weight"),
+        ("axk2", "self_attn.q_gate_proj.weight"),
+    ],
+)
+def test_an_update_has_the_names_of_modules_of_ax_k(family: str, name: str, tmp_path: Path) -> None:
+    model = load(save(reference_model(family, **OPTIONS), tmp_path))
+    other = reference_model(family, 2.0, **OPTIONS)
     model.weights_lost()
-    assert "model.layers.1.mlp.post_mlp_layernorm.weight" in model.load_weights(
-        other.named_parameters()
-    )
+    assert f"model.layers.1.{name}" in model.load_weights(other.named_parameters())
     model.load_weights([each for each in other.named_buffers() if "correction" in each[0]])
     assert not model.missing
     assert_computes(model, other)
