@@ -103,8 +103,8 @@ class Ops(LinearOps, Protocol):
         hidden]; may be overwritten. See `EagleSpec`."""
 
     def beside(self, first: Tensor, second: Tensor) -> Tensor:
-        """Returns [tokens, 2 * width]: rows [tokens, width], and the first columns of others, as many,
-        side by side."""
+        """Returns [tokens, 2 * width]: the rows of ``first`` [tokens, width], and the first columns
+        of ``second``, as many, side by side."""
 
     def keep(self, residual: Tensor, place: int) -> None:
         """Copies the residual stream [tokens, hidden] for a model that drafts, as the part of its

@@ -13,16 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from shmllm.models.altup import AltUpLayer
-from shmllm.models.attention import AttentionHeads
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
-from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm, TokenEmbedding
 from shmllm.models.lightning import Mamba2Like
 from shmllm.models.mamba_mixer import Mamba
 from shmllm.models.mlp import MLP
-from shmllm.models.per_layer import LayerInput, PerLayerInputs
+from shmllm.models.per_layer import LayerInput
 from shmllm.models.routing import Routing
 from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.gpu.activations import activate_mlp, needs_whole_product
@@ -43,10 +41,11 @@ from shmllm.worker.gpu.pending import (
     reads_norm,
 )
 from shmllm.worker.gpu.row_products import RowProducts, added_norm, is_whole
+from shmllm.worker.gpu.unfused_ops import UnfusedOps
 from shmllm_kernels.gpu.row_operands import Activation
 
 
-class FusedOps:
+class FusedOps(UnfusedOps):
     """Launches the operations of `models.ops.Ops` for a step of few tokens, as `GpuOps` does, whose
     sizes of the step it uses. Its results are passed to it again, or to `value`: they need not be
     tensors.
@@ -58,7 +57,7 @@ class FusedOps:
     """
 
     def __init__(self, ops: GpuOps, buffers: GpuBuffers, products: RowProducts) -> None:
-        self._ops = ops
+        super().__init__(ops)
         self._buffers = buffers
         self._products = products
         self._stream: Stream | None = None
@@ -232,9 +231,6 @@ class FusedOps:
         is_stream = self._stream is not None and x is self._stream.given
         return not is_stream and not isinstance(x, Normed | NormedProduct)
 
-    def add_level(self, residual: Any, level: int) -> None:
-        self._ops.add_level(self.value(residual), level)
-
     def norm_sum(self, x: Any, residual: Any, norm: Norm, scale: float) -> Tensor:
         self.value(self.add_norm(x, residual, None, scale))
         return self._ops.norm(self.value(residual), norm)
@@ -258,18 +254,6 @@ class FusedOps:
             out = self._ops.norm(out, mlp.norm)
         return self.linear(out, mlp.down_proj)
 
-    def join(self, embeds: Any, hidden: Any, norms: tuple[Norm, Norm], projection: Linear) -> Any:
-        return self._ops.join(self.value(embeds), self.value(hidden), norms, projection)
-
-    def given(self) -> Tensor:
-        return self._ops.given()
-
-    def beside(self, first: Any, second: Any) -> Tensor:
-        return self._ops.beside(self.value(first), self.value(second))
-
-    def keep(self, residual: Any, place: int) -> None:
-        self._ops.keep(self.value(residual), place)
-
     def norm(self, x: Any, norm: Norm) -> Any:
         is_product = isinstance(x, Product | Experts) and norm.spec.kind == "rms"
         if is_product or (isinstance(x, SumOfNorms) and norm.spec == x.first.norm.spec):
@@ -290,24 +274,12 @@ class FusedOps:
                 return x
         return self._ops.scale(self.value(x), factor, weight)
 
-    def clip(self, x: Any, bound: float) -> Tensor:
-        return self._ops.clip(self.value(x), bound)
-
-    def embed_per_layer(self, hidden: Any, inputs: PerLayerInputs) -> None:
-        self._ops.embed_per_layer(self.value(hidden), inputs)
-
     def gate_layer_input(self, x: Any, layer: LayerInput) -> Tensor:
         if not isinstance(x, Product) or self._ops.meetings.is_partial(x.linear.weight):
             return self._ops.gate_layer_input(self.value(x), layer)
         activation = Activation(layer.spec.activation, is_gated=False)
         out = self._ops.layer_inputs(layer)
         return self._multiply(x, out, activation=activation, factors=out)
-
-    def stream(self, index: int) -> Tensor:
-        return self._ops.stream(index)
-
-    def match_magnitude(self, x: Any, like: Any, out: Tensor) -> None:
-        self._ops.match_magnitude(self.value(x), self.value(like), out)
 
     def predict_streams(self, routed: Any, altup: AltUpLayer) -> Tensor:
         return self._begin_stream(self._ops.predict_streams(self.value(routed), altup))
@@ -316,31 +288,16 @@ class FusedOps:
         routed = self.value(routed)  # its product may add to the stream
         return self._ops.correct_streams(self.value(residual), routed, altup)
 
-    def add_to_streams(self, x: Any) -> None:
-        self._ops.add_to_streams(self.value(x))
-
-    def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
-        return self._ops.attend(self.value(qkv), attention)
-
-    def store_heads(self, qkv: Any, attention: AttentionHeads) -> None:
-        self._ops.store_heads(self.value(qkv), attention)
-
     def store_latents(self, x: Any, attention: LatentAttention) -> Tensor:
         # They are stored by the launch that projects the queries.
         assert isinstance(x, Product), "latents are a product"
         self._unstored = self._multiply(x, self._buffers.unstored(attention.spec.in_width))
         return self._unstored
 
-    def choose_tokens(self, x: Any, latent: Any, attention: LatentAttention) -> None:
-        self._ops.choose_tokens(self.value(x), self.value(latent), attention)
-
     def attend_to_latents(self, query: Any, attention: LatentAttention) -> Tensor:
         x, self._unstored = self._unstored, None
         assert x is not None, "latents come before queries"
         return self._ops.latents.attend_few(self.value(query), x, attention)
-
-    def open_heads(self, x: Any, gates: Any) -> Tensor:
-        return self._ops.open_heads(self.value(x), self.value(gates))
 
     def delta_net(self, x: Any, net: DeltaNet) -> Tensor:
         return self._ops.recurrent.delta_net_of_few(self.value(x), net)
@@ -348,12 +305,6 @@ class FusedOps:
     def low_rank(self, x: Any, down: Linear, up: Linear) -> Any:
         out = self._buffers.low_rank(down.weight.shape[0])
         return Product(self._multiply(Product(x, down), out), up)
-
-    def kimi_delta(self, x: Any, decays: Any, net: KimiDelta) -> Tensor:
-        return self._ops.kimi_delta(self.value(x), self.value(decays), net)
-
-    def gate_heads(self, x: Any, gates: Any, net: KimiDelta) -> Tensor:
-        return self._ops.gate_heads(self.value(x), self.value(gates), net)
 
     def mamba2(self, x: Any, mixer: Mamba2Like) -> Tensor:
         return self._ops.recurrent.mamba2_of_few(self.value(x), mixer)
