@@ -261,6 +261,7 @@ ARCHITECTURES: dict[str, str] = {
     "XLMRobertaModel": "roberta",
     "XverseForCausalLM": "llama",
     "YoutuForCausalLM": "youtu",
+    "Zamba2ForCausalLM": "zamba2",
 }
 """For each name in a config.json's ``architectures``, the name of the family's module in this
 package. A family has one name here: that with an LM head, or the bare model if it never generates.

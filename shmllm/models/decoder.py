@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from shmllm.models.altup import AltUp
+from shmllm.models.branch import BranchLayer
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder_layer import DecoderLayer
 from shmllm.models.experts import mixture_of
@@ -29,6 +30,7 @@ from shmllm.models.streams import begin_streams, end_streams
 from shmllm.models.towers import make_towers
 from shmllm.models.transform import Transform
 from shmllm.models.weight_names import LM_HEAD, model_name, tower_name
+from shmllm.models.widths import reads_embeds
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
 """Returns the destinations of a family's names, made from those of the default names."""
@@ -79,7 +81,7 @@ class DecoderModel(Model):
         for index, source in enumerate(config.weights_of or range(config.num_layers)):
             own = storage.kept_if(stage.has(index))
             is_new = index == source
-            self.layers.append(DecoderLayer(config, index, own) if is_new else self.layers[source])
+            self.layers.append(self._make_layer(index, own) if is_new else self.layers[source])
         mixtures = (mixture_of(layer.mlp) for layer in self.layers)
         for place, mixture in enumerate(each for each in mixtures if each is not None):
             mixture.place = place
@@ -97,6 +99,14 @@ class DecoderModel(Model):
         self.further = [FurtherLayer(config, layer, storage) for layer in behind]
         of_tower = storage.kept_if(stage.is_first and config.shard.rank == 0)
         self.towers = make_towers(config.towers, config.hidden_size, of_tower)
+
+    def _make_layer(self, index: int, storage: Storage) -> DecoderLayer:
+        branch = self.config.layers[index].branch
+        if branch is None:
+            return DecoderLayer(self.config, index, storage)
+        shared = None if branch.source == index else self.layers[branch.source]
+        assert shared is None or isinstance(shared, BranchLayer), "families say so"
+        return BranchLayer(self.config, index, storage, shared)
 
     def divide(self, division: Division, matrices: Sequence[Matrix]) -> None:
         """Records that this is a rank's part of a model.
@@ -165,6 +175,8 @@ class DecoderModel(Model):
             ops.embed_per_layer(residual, self.per_layer)
         if self.altup is not None:
             begin_streams(ops, self.altup)
+        if reads_embeds(self.config):
+            ops.keep_embeds(residual)
         return residual
 
     def finish(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:

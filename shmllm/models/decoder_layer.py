@@ -130,8 +130,7 @@ class DecoderLayer:
         scale, normed = self._residual_scale, mixed
         if self.mixer is not None:
             if normed is None:
-                normed = ops.add_norm(x, residual, self._before_mixer, scale)
-                normed = self._open(ops, normed, self.spec.norms.before_mixer)
+                normed = self._first_norm(ops, x, residual)
             if self.laurel is not None:
                 add_laurel(ops, normed, residual, self.laurel)
             x, scale = self._mix(ops, normed, residual), self._mixed_scale
@@ -151,6 +150,14 @@ class DecoderLayer:
             normed = ops.scale(normed, self.spec.mlp_scale)
         x = self._feed_forward(ops, normed, residual)
         return x if self._after_mlp is None else ops.norm(x, self._after_mlp)
+
+    def _first_norm(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
+        """Returns what the mixer reads, [tokens, hidden]."""
+        if self.spec.behind_branch:
+            assert x is not None, "it is the result of the branch"
+            return ops.add_norm(residual, x, self._before_mixer, 1.0)
+        normed = ops.add_norm(x, residual, self._before_mixer, self._residual_scale)
+        return self._open(ops, normed, self.spec.norms.before_mixer)
 
     def _open(self, ops: Ops, normed: Tensor, name: str | None) -> Tensor:
         """Multiplies what a norm gives by its gates, if it has some."""

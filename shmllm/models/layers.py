@@ -184,6 +184,8 @@ class Linear:
     Attributes:
         weight: [out, in], as checkpoints store it, one projection after the other.
         bias: [out] or None.
+        adapters: for each projection two others, one behind the other, whose result
+            `ops.Ops.linear` adds to its output; empty: there are none.
     """
 
     def __init__(
@@ -199,6 +201,7 @@ class Linear:
         outputs = self.out_features if parts is None else parts
         self.weight = storage.matrix(outputs, in_features) if weight is None else weight
         self.bias = storage.tensor(outputs) if bias else None
+        self.adapters: tuple[tuple[Linear, Linear], ...] = ()
 
     def named_weights(self, *names: str) -> NamedWeights:
         """Returns views of each projection's [out, in] weight and [out] bias, by its name."""

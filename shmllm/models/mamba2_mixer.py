@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
@@ -38,7 +40,8 @@ class Mamba2:
         self.convolution = storage.tensor(spec.taps, parts)
         self.convolution_bias = storage.tensor(parts) if spec.convolution_bias else None
         self.logs, self.biases, self.skips = (storage.float32(spec.heads) for _ in range(3))
-        self.norm = Norm(spec.width, config.norm, storage) if spec.norm is not None else None
+        norm = replace(config.norm, eps=spec.norm_eps or config.norm.eps)
+        self.norm = Norm(spec.width, norm, storage) if spec.norm is not None else None
         self.out_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
 
     @property

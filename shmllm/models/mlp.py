@@ -17,6 +17,7 @@ class MLP:
         spec: what it computes.
         gate_up_proj: gate and up fused, or up alone.
         down_proj: the projection of the activation's output.
+        behind: a projection of the result, or None.
         norm: the norm of what `down_proj` reads, or None.
         learned: [numbers] float32, what the activation learns, in the order of `specs.LEARNED`, or
             None.
@@ -27,6 +28,7 @@ class MLP:
         widths = [spec.inner, spec.inner] if spec.gated else [spec.inner]
         self.gate_up_proj = Linear(hidden_size, widths, spec.bias and spec.up_bias, storage)
         self.down_proj = Linear(spec.inner, [hidden_size], spec.bias, storage)
+        self.behind: Linear | None = None
         self.norm = None if spec.norm is None else Norm(spec.inner, spec.norm, storage)
         self.learned: Tensor | None = None
         if spec.learns_activation:

@@ -106,6 +106,12 @@ class Ops(LinearOps, Protocol):
         """Returns [tokens, 2 * width]: the rows of ``first`` [tokens, width], and the first columns
         of ``second``, as many, side by side."""
 
+    def keep_embeds(self, residual: Tensor) -> None:
+        """Copies the residual stream [tokens, hidden] as it begins, for `embeds`."""
+
+    def embeds(self) -> Tensor:
+        """Returns the embeddings that layers read beside the residual stream, [tokens, hidden]."""
+
     def keep(self, residual: Tensor, place: int) -> None:
         """Copies the residual stream [tokens, hidden] for a model that drafts, as the part of its
         rows with index ``place``; see `ModelConfig.kept_levels`."""

@@ -158,6 +158,7 @@ class Mamba2Spec:
         limits: the smallest and the largest time step.
         norm: whether the output is normalised "behind gates" or "before gates", which multiply it;
             None: it is not.
+        norm_eps: what that norm adds to the mean square; None: what other norms add.
         factors: those of gates, inputs, B, C and time steps behind their projection; None: all
             are 1.
     """
@@ -172,6 +173,7 @@ class Mamba2Spec:
     output_bias: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
     norm: GatedNorm | None = "behind gates"
+    norm_eps: float | None = None
     factors: tuple[float, ...] | None = None
 
     kv = None

@@ -35,6 +35,7 @@ from shmllm.models.specs import (
     MLPSpec,
     MoESpec,
 )
+from shmllm.models.widths import reads_embeds
 
 MOST_RANKS = 64
 
@@ -75,7 +76,9 @@ def _shard_kimi_delta(spec: KimiDeltaSpec, size: int) -> KimiDeltaSpec:
 def _shard_mamba2(spec: Mamba2Spec, size: int) -> Mamba2Spec:
     if spec.groups % size:  # the norm of the output reads all heads of a group
         return spec
-    return replace(spec, heads=spec.heads // size, groups=spec.groups // size)
+    part = replace(spec, heads=spec.heads // size, groups=spec.groups // size)
+    # Kernels compute so many channels at once.
+    return spec if part.convolved_width % CHANNEL_MULTIPLE else part
 
 
 def _shard_short_convolution(spec: ShortConvolutionSpec, size: int) -> ShortConvolutionSpec:
@@ -144,13 +147,14 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 
 def _shard_layers(layers: tuple[LayerSpec, ...], size: int) -> tuple[LayerSpec, ...]:
-    return tuple(
-        replace(
-            layer.with_mixers(lambda mixer: _RULES[type(mixer)](mixer, size)),
-            mlp=_RULES[type(layer.mlp)](layer.mlp, size),
-        )
-        for layer in layers
-    )
+    return tuple(_shard_layer(layer, size) for layer in layers)
+
+
+def _shard_layer(layer: LayerSpec, size: int) -> LayerSpec:
+    if layer.branch is not None:  # adapters add to the outputs of whole products
+        return layer
+    changed = layer.with_mixers(lambda mixer: _RULES[type(mixer)](mixer, size))
+    return replace(changed, mlp=_RULES[type(layer.mlp)](layer.mlp, size))
 
 
 def _sizes(config: ModelConfig) -> list[int]:
@@ -185,7 +189,7 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
         raise EngineStartError(f"{told}: it has {most} layers; possible: 1 to {most}")
     if config.per_layer is not None:
         raise EngineStartError(f"{told}: each of its layers reads the tokens; leave it out")
-    if config.embedding_size is not None or config.weights_of:
+    if config.embedding_size is not None or config.weights_of or reads_embeds(config):
         raise EngineStartError(f"{told}: its layers share weights or embeddings; leave it out")
     bounds = _stage_bounds([_cost(config, layer) for layer in config.layers], _head(config), count)
     layers = range(bounds[index], bounds[index + 1])

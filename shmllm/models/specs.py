@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal
 
+from shmllm.models.branch_specs import BranchSpec
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec, SideBySideSpec
 
 NormKind = Literal["rms", "layer"]
@@ -348,6 +349,9 @@ class LayerSpec:
             mixer's output.
         laurel_rank: the rank of a branch beside the mixer (LAuReL; Menghani et al., 2024), which
             reads what the mixer reads; None: there is none.
+        branch: what makes it a layer beside the residual stream; None: it is none.
+        behind_branch: whether what its first norm reads is the sum of the stream and the result of
+            such a layer before it, which is not added to the stream.
     """
 
     mixer: MixerSpec | SideBySideSpec | None
@@ -357,6 +361,8 @@ class LayerSpec:
     mixed_scale: float | None = None
     parallel: bool = False
     laurel_rank: int | None = None
+    branch: BranchSpec | None = None
+    behind_branch: bool = False
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:

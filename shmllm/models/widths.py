@@ -33,16 +33,37 @@ def _laurel_ranks(config: ModelConfig) -> set[int]:
     return {rank for rank in ranks if rank is not None}
 
 
+def reads_embeds(config: ModelConfig) -> bool:
+    """Returns whether layers read the tokens' embeddings beside the residual stream."""
+    return any(layer.branch is not None for layer in config.layers)
+
+
+def _adapted_widths(config: ModelConfig) -> set[int]:
+    """Returns the widths of the outputs of projections that have adapters."""
+    widths: set[int] = set()
+    for layer in config.layers:
+        if layer.branch is not None:
+            widths.update(mlp.inner for mlp in layer.dense)
+        if layer.branch is not None and layer.branch.adapts_attention and layer.attention:
+            spec = layer.attention
+            widths |= {spec.query_width, spec.key_width, spec.value_width}
+    return widths
+
+
 def low_ranks(config: ModelConfig) -> tuple[int, ...]:
-    """Returns the widths between the two products of decays by channel and of their gates."""
+    """Returns the widths between two products that are one operation: of decays by channel and of
+    their gates, of adapters, and of the MLP of a branch and its projection."""
     nets = (each for each in config.mixers if isinstance(each, KimiDeltaSpec))
-    return _ordered(net.head_dim for net in nets if net.has_low_rank)
+    widths = {net.head_dim for net in nets if net.has_low_rank}
+    branches = [layer.branch for layer in config.layers if layer.branch is not None]
+    widths |= {branch.adapter_rank for branch in branches}
+    return _ordered(widths | ({config.hidden_size} if branches else set()))
 
 
 def joined_widths(config: ModelConfig) -> tuple[int, ...]:
     """Returns the widths of rows that two others, equally wide, are side by side in."""
     reads_both = config.num_further or config.drafting is not None
-    widths = {2 * config.hidden_size} if reads_both else set()
+    widths = {2 * config.hidden_size} if reads_both or reads_embeds(config) else set()
     widths |= {each.joined_rank for each in config.latent_attentions if each.joined_rank}
     return _ordered(widths)
 
@@ -64,7 +85,7 @@ def read_widths(config: ModelConfig) -> tuple[int, ...]:
 def linear_widths(config: ModelConfig) -> tuple[int, ...]:
     """Returns the widths of the outputs of the layers' projections."""
     widths = {config.hidden_size}.union(*(mixer.linear_widths for mixer in config.mixers))
-    widths |= {mlp.up_width for mlp in config.dense_mlps}
+    widths |= {mlp.up_width for mlp in config.dense_mlps} | _adapted_widths(config)
     widths |= set() if config.per_layer is None else {config.per_layer.width}
     widths |= set() if config.altup is None else {config.altup.num_streams}
     widths |= _laurel_ranks(config) | _latent_widths(config)

@@ -11,6 +11,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import read_fields
 from shmllm.models.pooled import read_config
+from shmllm.models.widths import reads_embeds
 from shmllm.worker.loading import configured_length, use_of
 
 
@@ -75,10 +76,10 @@ def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
             f"the head {directory} drafts at most {most} tokens: set num_speculative_tokens "
             f"(--draft-tokens) to that, or to less, and not to {options.most_drafted}"
         )
-    if model.altup is not None:
+    if model.altup is not None or reads_embeds(model):
         raise EngineStartError(
             f"method {options.method!r} is not possible for {model.architecture}, which has "
-            "several residual streams"
+            "several residual streams, or branches beside one"
         )
     levels = head.drafting.levels_of(model.num_layers)
     if not all(0 <= level <= model.num_layers for level in levels):

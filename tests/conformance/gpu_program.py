@@ -125,6 +125,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 48,
         "head_dim": 16,
     },
+    "zamba2": {"layers_block_type": ["hybrid", "hybrid"], "n_mamba_heads": 4, "adapter_rank": 8}
+    | {"mamba_ngroups": 2, "mamba_d_state": 20, "num_key_value_heads": None, "use_mem_rope": True}
+    | {"use_shared_attention_adapter": True, "rms_norm_eps": 30.0},
     "qwen3_5": DELTA_NET,
     "qwen3_next": DELTA_NET | EXPERTS | {"shared_expert_intermediate_size": 24},
     "llama": {"attention_bias": True, "mlp_bias": True},

@@ -28,7 +28,8 @@ LOCAL: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 RANKS: dict[str, Any] = LOCAL | {"tensor_parallel_size": 2}
 RANKED = [kind if kind == "qwen3_next" else slow(kind) for kind in VARIANTS]
 PER_LAYER = ("gemma4", "gemma3n")
-STAGED = [k if k == "deepseek_v3" else slow(k) for k in VARIANTS if k not in PER_LAYER]
+UNSTAGED = (*PER_LAYER, "zamba2")
+STAGED = [k if k == "deepseek_v3" else slow(k) for k in VARIANTS if k not in UNSTAGED]
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
 MEAN = PoolingParams(pooling_type="MEAN")
 

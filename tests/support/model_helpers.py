@@ -145,6 +145,7 @@ from transformers import (
     VaultGemmaConfig,
     XGLMConfig,
     YoutuConfig,
+    Zamba2Config,
 )
 
 from shmllm.core.plan import StepPlan
@@ -295,6 +296,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "vaultgemma": VaultGemmaConfig,
     "xglm": XGLMConfig,
     "youtu": YoutuConfig,
+    "zamba2": Zamba2Config,
     "qwen2": Qwen2Config,
     "mixtral": MixtralConfig,
     "olmoe": OlmoeConfig,

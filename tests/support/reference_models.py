@@ -449,6 +449,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mamba": ("Mamba", {"intermediate_size": 128}),
     "mamba2": ("Mamba2", {"num_heads": 4, "head_dim": 32, "n_groups": 2, "state_size": 32}),
+    "zamba2": (
+        "Zamba2",
+        {"num_hidden_layers": 2, "layers_block_type": ["hybrid"] * 2, "n_mamba_heads": 4}
+        | {"mamba_ngroups": 2, "mamba_d_state": 32, "adapter_rank": 16, "use_mem_rope": True}
+        | {"tie_word_embeddings": True},
+    ),
     "nemotron_h": (
         "NemotronH",
         {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"]}
@@ -492,6 +498,7 @@ MAMBAS = (
     "mamba2",
     "nemotron_h",
     "nemotron_3",
+    "zamba2",
 )
 """The families with Mamba 1 or 2, some of them beside attention."""
 RECURRENT = (
@@ -557,7 +564,7 @@ NOT_IN_GGUF = (
     *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2"),
     *("aria", "axk1", "axk2", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
     *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
-    "phi4_multimodal",
+    *("phi4_multimodal", "zamba2"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa")

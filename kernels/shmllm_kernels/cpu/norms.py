@@ -129,17 +129,17 @@ number from `word_of_float`.
 @compiled
 def _add(operands, piece, thread, num_threads):
     addend, residual, width = word(operands, 1), word(operands, 2), word(operands, 3)
-    scale = float_of_word(word(operands, 4))
+    scale, stride = float_of_word(word(operands, 4)), word(operands, 5)
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
-        _add_row(addend + row * width * 4, residual + row * width * 4, width, scale)
+        _add_row(addend + row * width * 4, residual + row * stride, width, scale)
 
 
 ADD = Kernel(count_pieces, _add)
 """``residual += scale * x``.
 
 Operands: address of the number of rows; x [rows, width]; residual [rows, width]; width; scale, a
-number from `word_of_float`.
+number from `word_of_float`; the bytes from one row of residual to the next.
 """
 
 

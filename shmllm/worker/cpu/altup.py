@@ -55,7 +55,8 @@ class AltUpOps:
         """Record `Ops.add_to_streams`."""
         for stream in self._streams[1:]:
             addresses = [x.data_ptr(), stream.data_ptr()]
-            operands = [self._num_tokens, *addresses, x.shape[1], word_of_float(1.0)]
+            width = x.shape[1]
+            operands = [self._num_tokens, *addresses, width, word_of_float(1.0), 4 * width]
             self._kernels.record(ADD, operands, label="add_to_streams")
 
     def _operands(self, routed: Tensor, weight: Tensor, altup: AltUpLayer) -> list[int]:

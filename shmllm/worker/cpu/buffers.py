@@ -20,6 +20,7 @@ from shmllm.models.widths import (
     num_chosen,
     num_relations,
     read_widths,
+    reads_embeds,
 )
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
@@ -64,6 +65,8 @@ class CpuBuffers:
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
         scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
+        began: [max_tokens, hidden], the embeddings that layers read beside the residual stream,
+            else empty.
         given: [max_tokens, hidden], the hidden states that a model reads which drafts for
             another one, else empty.
         kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
@@ -145,6 +148,7 @@ class CpuBuffers:
             if width is not None
         }
         self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
+        self.began = buffer(max_tokens if reads_embeds(config) else 0, hidden)
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), torch.float32)
         self.per_layer: Tensor | None = None

@@ -157,16 +157,19 @@ class CpuOps:
             record_norm(self._kernels, self._num_tokens, x, residual, norm, out, scale)
             return out
         if x is not None:
-            addresses = [x.data_ptr(), residual.data_ptr()]
-            self._record("add", ADD, *addresses, residual.shape[1], word_of_float(scale))
+            self._add(x, residual, scale)
         return residual
+
+    def _add(self, x: Tensor, out: Tensor, scale: float) -> None:
+        operands = x.data_ptr(), out.data_ptr(), out.shape[1], word_of_float(scale)
+        self._record("add", ADD, *operands, 4 * out.stride(0))
 
     def add_level(self, residual: Tensor, level: int) -> None:
         levels = self._buffers.levels
         assert levels is not None, "the model sees images"
         operands = [
             self._inputs.address_of("num_level_tokens"), levels[level].data_ptr(),
-            residual.data_ptr(), residual.shape[1], word_of_float(1.0),
+            residual.data_ptr(), residual.shape[1], word_of_float(1.0), 4 * residual.shape[1],
         ]  # fmt: skip
         self._kernels.record(ADD, operands, label="add_level")
 
@@ -190,6 +193,12 @@ class CpuOps:
         self._place(first, joined[:, :width])
         self._place(second[:, :width], joined[:, width:])
         return joined
+
+    def keep_embeds(self, residual: Tensor) -> None:
+        self._place(residual, self._buffers.began)
+
+    def embeds(self) -> Tensor:
+        return self._buffers.began
 
     def keep(self, residual: Tensor, place: int) -> None:
         self._place(residual, self._buffers.kept[:, place])
@@ -246,7 +255,12 @@ class CpuOps:
         self._products.record(self._num_tokens, x, linear, target, has_bias=has_bias)
         if self._lora is not None:
             self._lora.record(self._kernels, x, linear, target)
-        return meetings.sum_parts(self._num_tokens, out) if is_partial else out
+        if is_partial:
+            return meetings.sum_parts(self._num_tokens, out)
+        columns = out.split_with_sizes(list(linear.out_features), 1)
+        for (down, up), part in zip(linear.adapters, columns, strict=False):
+            self._add(self.low_rank(x, down, up), part, 1.0)
+        return out
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         out = self._buffers.attended(attention.spec.width)
@@ -317,6 +331,8 @@ class CpuOps:
             self._activate(self.linear(x, mlp.gate_up_proj), mlp, out)
         if mlp.norm is not None:
             out = self.norm(out, mlp.norm)
+        if mlp.behind is not None:
+            return self.low_rank(out, mlp.down_proj, mlp.behind)
         return self.linear(out, mlp.down_proj)
 
     def _activate(self, projected: Tensor, mlp: MLP, out: Tensor) -> None:

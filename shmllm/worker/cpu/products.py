@@ -169,6 +169,7 @@ class Products:
         reads = {self.kinds(part)[0] for part in parts_of(mlp.down_proj.weight)}
         return (
             spec.gated
+            and not mlp.gate_up_proj.adapters
             and not spec.sparsity
             and spec.bound is None
             and spec.norm is None

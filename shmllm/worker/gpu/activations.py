@@ -11,8 +11,9 @@ from shmllm_kernels.gpu.xielu import xielu
 
 def needs_whole_product(mlp: MLP) -> bool:
     """Return whether no product computes the activation of its tile: it has numbers of its own, a
-    bound, or depends on all gates of a token."""
-    return mlp.learned is not None or mlp.spec.sparsity > 0 or mlp.spec.bound is not None
+    bound, depends on all gates of a token, or adapters add to its input."""
+    has_more = mlp.learned is not None or bool(mlp.gate_up_proj.adapters)
+    return has_more or mlp.spec.sparsity > 0 or mlp.spec.bound is not None
 
 
 def activate_mlp(out: Tensor, projected: Tensor, mlp: MLP) -> None:

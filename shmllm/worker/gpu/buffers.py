@@ -18,6 +18,7 @@ from shmllm.models.widths import (
     linear_widths,
     low_ranks,
     num_chosen,
+    reads_embeds,
 )
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
@@ -92,6 +93,8 @@ class GpuBuffers:
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
         logits: [max_samples, vocab]; [max_samples, 0] if the model has no LM head.
         experts: the buffers of each mixture of experts.
+        began: [max_tokens, hidden], the embeddings that layers read beside the residual stream,
+            else empty.
         given: [max_tokens, hidden], the hidden states that a model reads which drafts for
             another one, else empty.
         kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
@@ -193,6 +196,7 @@ class GpuBuffers:
         }
         self.routed = allocate_routed(allocate, config, max_tokens)
         self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
+        self.began = buffer(max_tokens if reads_embeds(config) else 0, hidden)
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), self._dtype)
         self.per_layer: Tensor | None = None

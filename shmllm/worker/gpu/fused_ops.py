@@ -236,10 +236,10 @@ class FusedOps(UnfusedOps):
         return self._ops.norm(self.value(residual), norm)
 
     def linear(self, x: Any, linear: Linear) -> Any:
-        return Product(x, linear)
+        return self._ops.linear(self.value(x), linear) if linear.adapters else Product(x, linear)
 
     def mlp(self, x: Any, mlp: MLP) -> Any:
-        if not is_whole(mlp.gate_up_proj.weight):
+        if not is_whole(mlp.gate_up_proj.weight) or mlp.gate_up_proj.adapters:
             return self._ops.mlp(self.value(x), mlp)
         product, spec = Product(x, mlp.gate_up_proj), mlp.spec
         out = self._buffers.activated(spec.inner)

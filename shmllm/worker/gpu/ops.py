@@ -245,6 +245,12 @@ class GpuOps:
         joined = self._buffers.joined(2 * width)[: len(first)]
         return torch.cat((first, second[:, :width]), 1, out=joined)
 
+    def keep_embeds(self, residual: Tensor) -> None:
+        self._buffers.began[: len(residual)].copy_(residual)
+
+    def embeds(self) -> Tensor:
+        return self._buffers.began[: self._descriptor.num_tokens]
+
     def keep(self, residual: Tensor, place: int) -> None:
         self._buffers.kept[: len(residual), place].copy_(residual)
 
@@ -297,6 +303,9 @@ class GpuOps:
             self._multiply(meetings.part(*out.shape), x, linear, has_bias=meetings.has_rest)
             return meetings.sum_parts(out)
         self._multiply(out, x, linear)
+        columns = out.split_with_sizes(list(linear.out_features), 1)
+        for (down, up), part in zip(linear.adapters, columns, strict=False):
+            part.add_(self.low_rank(x, down, up))
         return out
 
     def _multiply(self, out: Tensor, x: Tensor, linear: Linear, has_bias: bool = True) -> None:
@@ -352,7 +361,10 @@ class GpuOps:
         is_apart = self._lora is not None or needs_whole_product(mlp)
         if is_apart or not self.products.activated(out, x, mlp.gate_up_proj, of_product):
             activate_mlp(out, self.linear(x, mlp.gate_up_proj), mlp)
-        return self.linear(out if mlp.norm is None else self.norm(out, mlp.norm), mlp.down_proj)
+        out = out if mlp.norm is None else self.norm(out, mlp.norm)
+        if mlp.behind is not None:
+            return self.low_rank(out, mlp.down_proj, mlp.behind)
+        return self.linear(out, mlp.down_proj)
 
     def route(self, x: Tensor, moe: MoE) -> Routing:
         return self.mixtures.route(x, self._query_starts, moe)

@@ -125,6 +125,16 @@ HYBRID: dict[str, Any] = {
     "mamba_d_state": 20,
 }
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+ZAMBA2: dict[str, Any] = {
+    "layers_block_type": ["hybrid"] * 3,
+    "n_mamba_heads": 6,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 20,
+    "adapter_rank": 8,
+    "rms_norm_eps": 1.0,
+}
+"""An eps so large that rounding errors stay small: without additions to a stream in front of its
+norms, transformers' logits are 2e-4 from those of float64 otherwise."""
 LIGHTNING: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_local_experts": 6,
@@ -412,6 +422,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "jamba": ("jamba", JAMBA),
     "jamba-dense": ("jamba", JAMBA | {"num_experts": 1, "mamba_proj_bias": True}),
     "jamba-all-experts": ("jamba", JAMBA | {"num_experts_per_tok": 6}),
+    "zamba2": (
+        "zamba2",
+        ZAMBA2
+        | {"use_shared_attention_adapter": True, "use_mem_rope": True, "num_mem_blocks": 2}
+        | {"num_key_value_heads": None},
+    ),
+    "zamba2-biases": (
+        "zamba2",
+        ZAMBA2
+        | {"layers_block_type": ["hybrid", LINEAR, "hybrid"], "add_bias_linear": True}
+        | {"hidden_act": "silu", "time_step_min": 0.5},
+    ),
     "bamba": ("bamba", HYBRID | {"attn_layer_indices": [1, 3]}),
     "bamba-biases": (
         "bamba",
@@ -1430,6 +1452,7 @@ BFLOAT16 = [
     "exaone",
     "internlm3",
     "iquestcoder",
+    "zamba2",
     "bamba",
     "falcon-h1",
     "falcon-mamba",

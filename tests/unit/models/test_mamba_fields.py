@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.absent_fields import assert_absent_fields_agree
 from support.model_helpers import CONFIGS
 
 from shmllm.errors import EngineStartError
@@ -28,6 +29,7 @@ BASE: dict[str, dict[str, Any]] = {
     "FalconH1": SIZES | ATTENTION | {"mamba_n_heads": 16},
     "GraniteMoeHybrid": SIZES | ATTENTION | {"mamba_n_heads": 8},
     "NemotronH": NEMOTRON,
+    "Zamba2": SIZES | ATTENTION | {"layers_block_type": ["mamba", "hybrid"] * 2},
 }
 """Fields that have no default, or whose default does not fit the others."""
 
@@ -129,6 +131,21 @@ def test_old_names_of_types_of_layers(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("given", [{}, {"num_hidden_layers": 54, "layers_block_type": None}])
+def test_absent_fields_of_zamba2(given: dict[str, Any], tmp_path: Path) -> None:
+    sizes = BASE["Zamba2"] | given
+    assert_absent_fields_agree(tmp_path, "Zamba2ForCausalLM", sizes, CONFIGS["zamba2"](**sizes))
+
+
+def test_layers_of_zamba2_share_weights(tmp_path: Path) -> None:
+    config = read(tmp_path, "Zamba2", layers_block_type=["hybrid"] * 4, num_mem_blocks=3)
+    sources = [layer.branch and layer.branch.source for layer in config.layers]
+    assert sources == [0, None, 2, None, 4, None, 0, None]
+    assert config.skipped_prefixes == ("model.layers.3.shared_transformer.",)
+    long = read(tmp_path, "Zamba2", use_long_context=True)
+    assert long.max_position_embeddings == 16_384
+
+
 def test_heads_of_null_have_the_default_width(tmp_path: Path) -> None:
     found = [first_mamba(read(tmp_path, "NemotronH", mamba_head_dim=width)) for width in (None, 64)]
     assert found[0] == found[1]
@@ -199,6 +216,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "NemotronH",
         {"layers_block_type": ["linear_attention", "moe"], "num_experts_per_tok": 9},
         r"num_experts_per_tok \(9\) is more than n_routed_experts \(8\)",
+    ),
+    ("Zamba2", {"layers_block_type": None}, "'layers_block_type' must list a type for each of 4"),
+    ("Zamba2", {"layers_block_type": ["attention"] * 4}, "layer type 'attention' is not supported"),
+    ("Zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings false is not supported"),
+    (
+        "Zamba2",
+        {"num_attention_heads": 7},
+        r"num_attention_heads \(7\) does not divide 2 \* hidden",
+    ),
+    ("Zamba2", {"adapter_rank": 0}, "'adapter_rank' must be an integer of at least 1, not 0"),
+    (
+        "Zamba2",
+        {"use_shared_attention_adapter": True, "num_key_value_heads": 4},
+        "use_shared_attention_adapter with 4 num_key_value_heads is not supported, only with 8",
     ),
     ("NemotronH", {"layers_block_type": ["mlp"]}, "models without a layer that mixes tokens"),
 ]

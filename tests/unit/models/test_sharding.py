@@ -184,6 +184,23 @@ def test_delta_nets_whose_value_heads_take_turns_are_not_divided(tmp_path: Path)
         shard_config(ModelConfig.from_directory(tmp_path), Shard(0, 2))
 
 
+def test_mamba_2_stays_whole_if_its_parts_are_too_narrow_for_kernels(tmp_path: Path) -> None:
+    make_model("bamba", tmp_path, mamba_d_state=20)
+    config = ModelConfig.from_directory(tmp_path)
+    assert shard_config(config, Shard(0, 2)).layers[0].mixer == config.layers[0].mixer
+
+
+def test_branches_stay_whole_and_in_one_stage(tmp_path: Path) -> None:
+    make_model("zamba2", tmp_path)
+    config = ModelConfig.from_directory(tmp_path)
+    part = shard_config(config, Shard(0, 2))
+    assert [one == other for one, other in zip(part.layers, config.layers, strict=True)] == [
+        layer.branch is not None for layer in config.layers
+    ]
+    with pytest.raises(EngineStartError, match="its layers share weights or embeddings"):
+        stage_config(config, 0, 2)
+
+
 @pytest.mark.parametrize("vocab_size", [10, 11, 97])
 def test_each_token_belongs_to_one_rank(llama: Path, vocab_size: int) -> None:
     config = replace(ModelConfig.from_directory(llama), vocab_size=vocab_size)

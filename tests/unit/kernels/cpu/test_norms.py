@@ -130,6 +130,14 @@ def test_layer_norms_equal_torchs(is_full: bool, kind: str, rows: int, width: in
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_rows_are_added_to_columns_of_wider_ones() -> None:
+    x, wide = torch.randn(40, 17), torch.randn(40, 30)
+    expected = wide.clone()
+    expected[:, 5:22] += x
+    run_kernel(ADD, 40, x, wide[:, 5:], 17, word_of_float(1.0), 4 * 30)
+    assert torch.equal(wide, expected)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("scale", [1.0, 0.22])
 def test_every_kernel_adds_the_scaled_input(scale: float, width: int) -> None:
@@ -137,7 +145,7 @@ def test_every_kernel_adds_the_scaled_input(scale: float, width: int) -> None:
     residuals = [torch.randn(40, width)] * 3
     expected = residuals[0] + torch.tensor(scale) * x
     residuals = [residual.clone() for residual in residuals]
-    run_kernel(ADD, 40, x, residuals[0], width, word_of_float(scale))
+    run_kernel(ADD, 40, x, residuals[0], width, word_of_float(scale), 4 * width)
     rms_norm(x, residuals[1], weight, out, scale)
     layer_norm(x, residuals[2], weight, None, out, scale)
     for residual in residuals:

@@ -112,6 +112,7 @@ FAMILIES = (
     "minimax",
     "olmo_hybrid",
     "nemotron_3",
+    "zamba2",
 )
 
 
