@@ -215,6 +215,13 @@ class Linear:
                 weights[f"{name}.bias"] = (bias,)
         return weights
 
+    def adapted(self, out: Tensor) -> Iterator[tuple[Linear, Linear, Tensor]]:
+        """Yields its adapters, each with the columns of the output [rows, out] that it adds to."""
+        if self.adapters:
+            columns = out.split_with_sizes(list(self.out_features), 1)
+            for (down, up), part in zip(self.adapters, columns, strict=True):
+                yield down, up, part
+
 
 class Norm:
     """A norm of rows.

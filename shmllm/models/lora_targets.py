@@ -19,7 +19,6 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from shmllm.errors import EngineStartError
 from shmllm.models.attention import Attention
 from shmllm.models.build import without_memory
 from shmllm.models.decoder import DecoderModel
@@ -36,7 +35,6 @@ from shmllm.models.matrices import (
 from shmllm.models.mlp import MLP
 from shmllm.models.ops import Ops
 from shmllm.models.shares import Share
-from shmllm.models.widths import reads_embeds
 
 _WEIGHT = ".weight"
 
@@ -105,11 +103,6 @@ class LoraTargets:
     """
 
     def __init__(self, model: DecoderModel) -> None:
-        if reads_embeds(model.config):
-            raise EngineStartError(
-                f"enable_lora is not possible for {model.config.architecture}: some of its layers "
-                "share their weights, which each of them adds to"
-            )
         whole = model if model.config.whole is None else without_memory(model.config.whole)[0]
         linears = computed_linears(whole)
         matrices = [_matrices_of(linear) for linear in linears]

@@ -32,6 +32,11 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
             f"kv_connector is not possible with {found.architecture}, whose requests begin with "
             "what an encoder computes: leave it out"
         )
+    if config.lora.enable_lora and reads_embeds(found):
+        raise EngineStartError(
+            f"enable_lora is not possible for {found.architecture}: some of its layers share their "
+            "weights, and each of them adds to these"
+        )
     config = _fit_to_head(config, found)
     if not found.whole_prompts:
         return _fit_to_images(config, found)

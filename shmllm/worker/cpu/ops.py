@@ -257,9 +257,8 @@ class CpuOps:
             self._lora.record(self._kernels, x, linear, target)
         if is_partial:
             return meetings.sum_parts(self._num_tokens, out)
-        columns = out.split_with_sizes(list(linear.out_features), 1)
-        for (down, up), part in zip(linear.adapters, columns, strict=False):
-            self._add(self.low_rank(x, down, up), part, 1.0)
+        for down, up, columns in linear.adapted(out):
+            self._add(self.low_rank(x, down, up), columns, 1.0)
         return out
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:

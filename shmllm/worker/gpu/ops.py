@@ -241,9 +241,8 @@ class GpuOps:
         return self._buffers.given[: self._descriptor.num_tokens]
 
     def beside(self, first: Tensor, second: Tensor) -> Tensor:
-        width = first.shape[1]
-        joined = self._buffers.joined(2 * width)[: len(first)]
-        return torch.cat((first, second[:, :width]), 1, out=joined)
+        joined = self._buffers.joined(2 * first.shape[1])[: len(first)]
+        return torch.cat((first, second[:, : first.shape[1]]), 1, out=joined)
 
     def keep_embeds(self, residual: Tensor) -> None:
         self._buffers.began[: len(residual)].copy_(residual)
@@ -303,9 +302,8 @@ class GpuOps:
             self._multiply(meetings.part(*out.shape), x, linear, has_bias=meetings.has_rest)
             return meetings.sum_parts(out)
         self._multiply(out, x, linear)
-        columns = out.split_with_sizes(list(linear.out_features), 1)
-        for (down, up), part in zip(linear.adapters, columns, strict=False):
-            part.add_(self.low_rank(x, down, up))
+        for down, up, columns in linear.adapted(out):
+            columns.add_(self.low_rank(x, down, up))
         return out
 
     def _multiply(self, out: Tensor, x: Tensor, linear: Linear, has_bias: bool = True) -> None:
