@@ -214,7 +214,7 @@ def test_weights_have_the_names_of_files_and_of_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", other_families())
+@pytest.mark.parametrize("model_type", sorted({*other_families(), *REASONS}))
 def test_every_family_runs_or_is_refused(model_type: str, tmp_path: Path) -> None:
     if model_type in NOT_MADE:
         pytest.skip("no small model of it can be made here")
