@@ -210,6 +210,7 @@ ARCHITECTURES: dict[str, str] = {
     "PaliGemmaForConditionalGeneration": "paligemma",
     "OrionForCausalLM": "orion",
     "PegasusForConditionalGeneration": "pegasus",
+    "PersimmonForCausalLM": "persimmon",
     "Phi3ForCausalLM": "phi3",
     "Phi4MMForCausalLM": "phi4_multimodal",
     "Phi4MultimodalForCausalLM": "phi4_multimodal",

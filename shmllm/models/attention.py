@@ -9,7 +9,7 @@ from torch import Tensor
 from shmllm.models.bias_specs import DistanceBiases, LinearBiases, RelationBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.distance_biases import linear_biases, named_biases
-from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
+from shmllm.models.layers import HeadNorm, Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import joined, matrix_of
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.relations import Relations
@@ -33,8 +33,8 @@ class AttentionHeads:
         self.layer = layer
         self.spec = spec
         self.dtype = storage.dtype
-        self.q_norm: Norm | None = None
-        self.k_norm: Norm | None = None
+        self.q_norm: HeadNorm | None = None
+        self.k_norm: HeadNorm | None = None
         self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
         self.biases: Tensor | None = None
         self.relations: Relations | None = None
@@ -79,16 +79,16 @@ class Attention(AttentionHeads):
         self.output_norm = Norm(spec.width, config.norm, storage) if spec.output_norm else None
         if spec.qk_norm is not None:
             has_weight = config.norm.weight and spec.norms_have_weights
-            norm = replace(config.norm, weight=has_weight, bias=False)
+            norm = replace(config.norm, weight=has_weight, bias=spec.norms_have_bias)
             self.q_norm = self._norm(spec.num_heads, norm, storage)
             if spec.source is None:
                 self.k_norm = self._norm(spec.num_kv_heads, norm, storage)
 
-    def _norm(self, count: int, norm: NormSpec, storage: Storage) -> Norm:
+    def _norm(self, count: int, norm: NormSpec, storage: Storage) -> HeadNorm:
         """Returns the norm of so many heads."""
         spec = self.spec
         width = count * spec.head_dim if spec.qk_norm == "row" else spec.head_dim
-        return Norm(width, norm, storage, count if spec.qk_norm == "each" else None)
+        return HeadNorm(width, norm, storage, count if spec.qk_norm == "each" else None)
 
     @property
     def norms(self) -> tuple[Norm, ...]:

@@ -254,6 +254,24 @@ class Norm:
         return weights if self.bias is None else weights | {f"{name}.bias": (self.bias,)}
 
 
+class HeadNorm(Norm):
+    """A norm of heads, whose bias lies behind its weight, if it has one.
+
+    Attributes:
+        parameters: the weight, or [2, width], weight and bias.
+    """
+
+    def __init__(
+        self, width: int, spec: NormSpec, storage: Storage, count: int | None = None
+    ) -> None:
+        if spec.bias:
+            self.spec, self.parameters = spec, storage.tensor(2, width)
+            self.weight, self.bias = self.parameters.unbind()
+        else:
+            super().__init__(width, spec, storage, count)
+            self.parameters = self.weight
+
+
 class TokenEmbedding:
     """The embedding table and the LM head, which shares the table in tied models.
 

@@ -106,6 +106,7 @@ class AttentionSpec:
         qk_norm: which norm queries and keys have: None, one over each "head", one over "each" with
             weights of its own, or one over the "row" of all heads side by side.
         norms_rotated: whether those of heads are behind the rotation, and not before it.
+        norms_have_bias: whether these are LayerNorms of each head with a bias.
         norms_have_weights: whether the norms of queries and keys have weights.
         growth: the factor of queries behind their rotation; None: they have none.
         clip: the bound of the numbers of queries, keys and values on both sides, before their norms
@@ -141,6 +142,7 @@ class AttentionSpec:
     biases: DistanceBiases | LinearBiases | RelationBiases | None = None
     qk_norm: QKNorm | None = None
     norms_rotated: bool = False
+    norms_have_bias: bool = False
     norms_have_weights: bool = True
     growth: Growth | None = None
     clip: float | None = None

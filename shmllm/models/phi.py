@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "model.norm.": "model.final_layernorm.",
+    "_norm.": "_layernorm.",
     ".self_attn.o_proj.": ".self_attn.dense.",
     ".mlp.up_proj.": ".mlp.fc1.",
     ".mlp.down_proj.": ".mlp.fc2.",
@@ -31,10 +32,10 @@ _NAMES = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    if fields.flag("qk_layernorm", False):
-        raise fields.error("qk_layernorm true is not supported")
     positions = read_positions(fields, 2048)
     attention = read_attention(fields, bias=True, output_bias=True)
+    if fields.flag("qk_layernorm", False):
+        attention = replace(attention, qk_norm="head", norms_have_bias=True)
     rope = RopeConfig.from_fields(fields, positions, attention.head_dim, partial=0.5)
     mlp = read_ungated_mlp(fields, activation="gelu_new", bias=True)
     layer = LayerSpec(

@@ -44,7 +44,7 @@ class Decodes:
         max_tokens: the most that a request may have.
         rotary_dim: how many elements of a head are rotated; None: nothing is.
         norm: "", "offset", "values", which is a norm of queries, keys and values, "behind" the
-            rotation, or "layer", a LayerNorm before it.
+            rotation, "layer", a LayerNorm before it, or "bias", one with a bias.
         growth: the factor of rotated queries.
         over_row: whether the norms of queries and keys are those of all heads side by side.
         over_each: whether each head has weights of its own.
@@ -147,8 +147,11 @@ class Step:
             if case.over_each:
                 weights = [weight.unflatten(0, (-1, case.dim)) for weight in weights]
             offset = 1.0 if case.norm == "offset" else 0.0
-            kinds = case.norm == "values", case.norm == "behind", case.norm == "layer"
-            self.norms = HeadNorms(*weights, EPS, offset, *kinds)
+            has_bias = case.norm == "bias"
+            if has_bias:
+                weights = [draw.normal(2, case.dim, dtype=dtype) for _ in range(2)]
+            kinds = case.norm == "values", case.norm == "behind", case.norm in ("layer", "bias")
+            self.norms = HeadNorms(*weights, EPS, offset, *kinds, has_bias)
         self.sinks = draw.normal(case.heads, dtype=dtype, scale=2.0) if case.has_sinks else None
         self.scale = 1.3 * case.dim**-0.5
         shape = padded, case.heads, sizes[1]
@@ -262,6 +265,16 @@ class DecodeAttentionConformance:
         options = {"norm": norm, "rotary_dim": rotation[0], "interleaved": rotation[1]}
         case = Decodes((9, 3), dim=24, heads=6, over_each=over_each, **options, **new)
         step = Step(draw, dtype, case)
+        step.heads += 0.5
+        step.check()
+
+    @pytest.mark.parametrize(
+        ("rotation", "new"),
+        diagonal([(24, False), (8, True)], [ONE, {"counts": (4, 3), "max_tokens": 4}]),
+    )
+    def test_norms_with_a_bias(self, draw, dtype, rotation, new):
+        options = {"norm": "bias", "rotary_dim": rotation[0], "interleaved": rotation[1]}
+        step = Step(draw, dtype, Decodes((9, 3), dim=24, heads=6, **options, **new))
         step.heads += 0.5
         step.check()
 

@@ -245,6 +245,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "axk1": LATENT | GROUPS | {"first_k_dense_replace": 1, "q_lora_rank": 40},
     "axk2": LATENT | GROUPS | INDEXER | {"q_lora_rank": 40},
     "biogpt": {},
+    "persimmon": {},
     "cohere_compass": {
         "layer_types": LAYER_TYPES,
         "sliding_window": 5,

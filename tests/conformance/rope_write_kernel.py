@@ -100,6 +100,14 @@ class RopeWriteConformance:
     def test_norms_with_an_offset_of_their_weights(self, draw, dtype):
         Step(draw, dtype, 3, 4, 2, 24, has_norms=True, offset=1.0).check(tolerances(dtype))
 
+    @pytest.mark.parametrize(("rotary_dim", "interleaved"), [(24, False), (8, True)])
+    def test_norms_with_a_bias(self, draw, dtype, rotary_dim, interleaved):
+        step = Step(draw, dtype, 3, 9, 3, 24, 8, 6, True, 0.0, rotary_dim, interleaved)
+        both = [draw.normal(2, 24, dtype=dtype) for _ in range(2)]
+        step.norms = HeadNorms(*both, EPS, is_centered=True, has_bias=True)
+        step.heads += 0.5
+        step.check(tolerances(dtype))
+
     def test_values_with_a_norm(self, draw, dtype):
         step = Step(draw, dtype, 3, 4, 2, 24, has_norms=True)
         step.norms = step.norms._replace(has_values=True)

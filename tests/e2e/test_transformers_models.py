@@ -43,7 +43,7 @@ RUNS = {
     "fuyu",
     "jetmoe", "longcat_flash",
     "minimax_m3_vl_text", "mllama",
-    "moshi", "persimmon",
+    "moshi",
     "roc_bert",
 }  # fmt: skip
 """The families that run, which docs/models.md lists."""

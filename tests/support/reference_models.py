@@ -183,6 +183,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "aria": ("AriaText", {"moe_num_experts": 16, "moe_topk": 4, "intermediate_size": 32}),
     "axk1": ("AXK1", LATENT | {"n_group": 4, "topk_group": 2}),
     "axk2": ("AXK2", LATENT | INDEXER),
+    "persimmon": ("Persimmon", {}),
     "biogpt": ("BioGpt", {}),
     "cohere_compass": (
         "CohereCompassText",
@@ -519,6 +520,7 @@ DENSE = (
         "gpt_neox_japanese",
         "openai_gpt",
         "bitnet",
+        "persimmon",
         "internlm",
         "telechat2",
         "internlm2",
@@ -564,7 +566,7 @@ NOT_IN_GGUF = (
     *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2"),
     *("aria", "axk1", "axk2", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
     *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
-    *("phi4_multimodal", "zamba2"),
+    *("persimmon", "phi4_multimodal", "zamba2"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa")

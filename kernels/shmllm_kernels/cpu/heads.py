@@ -49,7 +49,7 @@ class Norm(NamedTuple):
     eps: float
     offset: Any  # float32
     extent: int  # 0: over each head; 1: over all side by side; 2: over each, with own weights
-    is_centered: int  # whether it is a LayerNorm, and no RMSNorm
+    centering: int  # 0: an RMSNorm; 1: a LayerNorm; 2: a LayerNorm with a bias behind the weights
 
 
 @emitted
@@ -70,7 +70,7 @@ def sum_of_squares(builder, address, count):
 def _normalise(row, width, norm, first, kind):
     """Normalises a part of a row. first: the index of its first weight."""
     values = floats(row)
-    if norm.is_centered != 0:
+    if norm.centering != 0:
         center = mean_of(row, width)
         for i in range(width):
             values[i] -= center
@@ -78,6 +78,9 @@ def _normalise(row, width, norm, first, kind):
     scale = np.float32(1.0) / np.sqrt(mean + norm.eps)
     for i in range(width):
         values[i] = values[i] * scale * (number(norm.weight, first + i, kind) + norm.offset)
+    if norm.centering == 2:
+        for i in range(width):
+            values[i] += number(norm.weight, width + i, kind)
 
 
 @compiled
@@ -238,9 +241,9 @@ def _pieces(operands, piece, thread, num_threads):
 
 
 @compiled
-def _norm(operands, weight, extent, is_centered):
+def _norm(operands, weight, extent, centering):
     eps, offset = float_of_word(word(operands, 10)), float_of_word(word(operands, 11))
-    return Norm(weight, eps, offset, extent, is_centered)
+    return Norm(weight, eps, offset, extent, centering)
 
 
 @compiled
@@ -304,5 +307,6 @@ Operands (addresses; strides in bytes):
     14 0: element i belongs to element i + pairs; 1: element 2 i to element 2 i + 1 (a number)
     15 v_norm: the weights of the values' norm, an RMSNorm over one head; or 0 if there is none
     16 0: queries and keys are normalised before the rotation; 1: behind it (a number)
-    17 0: their norms are RMSNorms; 1: LayerNorms without a bias (a number)
+    17 0: their norms are RMSNorms; 1: LayerNorms without a bias; 2: LayerNorms over one head, with
+       weights and biases [2, head_dim] (a number)
 """

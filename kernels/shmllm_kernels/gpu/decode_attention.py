@@ -97,8 +97,8 @@ def decode_attention(
             None: nothing is rotated.
         sin: as ``cos``.
         norms: norms of each head, with weights of [dim], or [num_heads, dim] and
-            [num_kv_heads, dim], or of all heads side by side, with weights of [num_heads * dim] and
-            [num_kv_heads * dim]; None: heads have none.
+            [num_kv_heads, dim], or weights and biases of [2, dim], or of all heads side by side,
+            with weights of [num_heads * dim] and [num_kv_heads * dim]; None: heads have none.
         interleaved: whether neighbouring elements are rotated together.
         num_splits: the number of parts that each context is split into; a power of two.
         scratch: memory for at least ``tokens`` tokens and exactly ``num_splits`` splits, whose
@@ -213,8 +213,8 @@ def decode_attention(
         IS_INTERLEAVED=interleaved,
         NORM=norm_order(norms),
         ROUNDS_ONCE=norms is not None and norms.rounds_once,
-        IS_CENTERED=norms is not None and norms.is_centered,
-        HAS_OWN_NORMS=norms is not None and norms.query.shape != (dim,),
+        CENTERING=0 if norms is None else norms.centering,
+        HAS_OWN_NORMS=norms is not None and not norms.has_bias and norms.query.shape != (dim,),
         NORM_TOKENS=0 if is_of_head else next_power_of_two(max_tokens),
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         BLOCK_SIZE=key_cache.shape[1],

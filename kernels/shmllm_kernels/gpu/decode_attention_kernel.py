@@ -39,6 +39,7 @@ from shmllm_kernels.gpu.grid_meeting import await_arrivals
 from shmllm_kernels.gpu.rope_write import stored
 from shmllm_kernels.gpu.rotated_heads import (
     load_angles,
+    load_biases,
     load_heads,
     load_weights,
     normed_value,
@@ -84,7 +85,7 @@ def attend_part(
     part, layer, strides, numbers, window, memory, gates, growth, ahead, meeting,
     HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     ROTARY_HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
-    ROUNDS_ONCE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_OWN_NORMS: tl.constexpr,
+    ROUNDS_ONCE: tl.constexpr, CENTERING: tl.constexpr, HAS_OWN_NORMS: tl.constexpr,
     NORM_TOKENS: tl.constexpr, HAS_VALUE_NORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr,
@@ -126,6 +127,8 @@ def attend_part(
         layer.key_weight, key_heads, partner, numbers.offset, NORM, ROTARY_HALF, DIM,
         DIM_PADDED,
     )  # fmt: skip
+    query_biases = load_biases(layer.query_weight, partner, CENTERING, ROTARY_HALF, DIM, DIM_PADDED)
+    key_biases = load_biases(layer.key_weight, partner, CENTERING, ROTARY_HALF, DIM, DIM_PADDED)
     slot = tl.load(layer.slots + token + new, mask=is_new, other=-1)[:, None]
     value_dims = tl.arange(0, VALUE_PADDED)
     place = slot // BLOCK_SIZE * strides.block + slot % BLOCK_SIZE * strides.token
@@ -179,8 +182,8 @@ def attend_part(
         first, strides.heads, query_len, rows // HEADS_PER_KV, numbers.eps, width, NORM_TOKENS
     )
     query = rotated(
-        query, other_query, *query_weights, query_scale, *of_rows, numbers.eps, dtype, ROTARY_HALF,
-        NORM, ROUNDS_ONCE, IS_CENTERED, DIM,
+        query, other_query, *query_weights, *query_biases, query_scale, *of_rows, numbers.eps,
+        dtype, ROTARY_HALF, NORM, ROUNDS_ONCE, CENTERING, DIM,
     )  # fmt: skip
     if growth is not None:
         query *= query_factor(position + rows // HEADS_PER_KV, growth)[:, None]
@@ -192,8 +195,8 @@ def attend_part(
             NORM_TOKENS,
         )  # fmt: skip
         key = rotated(
-            key, other_key, *key_weights, key_scale, cos, sin, numbers.eps, dtype, ROTARY_HALF,
-            NORM, ROUNDS_ONCE, IS_CENTERED, DIM,
+            key, other_key, *key_weights, *key_biases, key_scale, cos, sin, numbers.eps, dtype,
+            ROTARY_HALF, NORM, ROUNDS_ONCE, CENTERING, DIM,
         )  # fmt: skip
         cache_dtype: tl.constexpr = layer.key_cache.dtype.element_ty
         new_key = stored(key, dtype, cache_dtype)
@@ -275,7 +278,7 @@ def attend_decodes(
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
     ROUNDS_ONCE: tl.constexpr,
-    IS_CENTERED: tl.constexpr,
+    CENTERING: tl.constexpr,
     HAS_OWN_NORMS: tl.constexpr,
     NORM_TOKENS: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
@@ -313,7 +316,7 @@ def attend_decodes(
     attend_part(
         part, layer, strides, numbers, window, memory, gates, growth, ahead, None,
         HAS_WINDOW, HAS_CAP, HAS_SINKS, ROTARY_HALF, IS_INTERLEAVED, NORM, ROUNDS_ONCE,
-        IS_CENTERED, HAS_OWN_NORMS, NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS,
+        CENTERING, HAS_OWN_NORMS, NORM_TOKENS, HAS_VALUE_NORM, NUM_SPLITS, NUM_KV_HEADS,
         HEADS_PER_KV, BLOCK_SIZE, BLOCK_M,
         TILE, DIM, DIM_PADDED, VALUE_DIM, VALUE_PADDED, MAX_TOKENS, NEW_KEYS, HEADS_AT_ONCE,
         HAS_KEYS, LOADS_FIRST, IS_DEPENDENT, SEES_NEW,

@@ -43,13 +43,14 @@ def _scale(first, second, eps, HALF: tl.constexpr):
 def _normed(
     first, second, weights, first_place, second_place, inside, eps, offset, dtype: tl.constexpr,
     HALF: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_ONCE: tl.constexpr,
-    IS_CENTERED: tl.constexpr,
+    CENTERING: tl.constexpr,
 ):  # fmt: skip
     """Applies a norm, if there is one, to heads given as pairs of elements, and rounds where the
-    reference does. weights: pointers to those of each head, [heads, 1], or of all, [1, 1]."""
+    reference does. weights: pointers to those of each head, [heads, 1], or of all, [1, 1], behind
+    which biases are."""
     if HAS_NORM:
         first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
-        if IS_CENTERED:
+        if CENTERING:
             mean = _mean(first, second, HALF)
             first = tl.where(inside[None, :], first - mean, 0.0)
             second = tl.where(inside[None, :], second - mean, 0.0)
@@ -60,7 +61,13 @@ def _normed(
         first, second = first * scale, second * scale
         if not ROUNDS_ONCE:
             first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
-        first, second = (first * low).to(dtype), (second * high).to(dtype)
+        first, second = first * low, second * high
+        if CENTERING == 2:
+            biases = weights + 2 * HALF
+            low = tl.load(biases + first_place[None, :], mask=inside[None, :], other=0.0)
+            high = tl.load(biases + second_place[None, :], mask=inside[None, :], other=0.0)
+            first, second = first + low.to(tl.float32), second + high.to(tl.float32)
+        first, second = first.to(dtype), second.to(dtype)
     return first.to(tl.float32), second.to(tl.float32)
 
 
@@ -109,7 +116,7 @@ def _rope_write(
     IS_INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
     ROUNDS_ONCE: tl.constexpr,
-    IS_CENTERED: tl.constexpr,
+    CENTERING: tl.constexpr,
     HAS_OWN_NORMS: tl.constexpr,
     HAS_VALUE_NORM: tl.constexpr,
     HEADS: tl.constexpr,
@@ -170,7 +177,7 @@ def _rope_write(
         weights = weight_ptr + tl.where(present, head, 0)[:, None] * (2 * HALF)
     first, second = _normed(
         first, second, weights, first_place, second_place, inside, eps, offset, dtype, HALF,
-        NORM == NORM_BEFORE, ROUNDS_ONCE, IS_CENTERED,
+        NORM == NORM_BEFORE, ROUNDS_ONCE, CENTERING,
     )  # fmt: skip
     if ROTARY_HALF:
         # The second half of each table has the sign of the cosine or sine itself.
@@ -182,7 +189,7 @@ def _rope_write(
         first, second = first * cos - second * sin, second * cos + first * sin
     first, second = _normed(
         first, second, weights, first_place, second_place, inside, eps, offset, dtype, HALF,
-        NORM == NORM_BEHIND, ROUNDS_ONCE, IS_CENTERED,
+        NORM == NORM_BEHIND, ROUNDS_ONCE, CENTERING,
     )  # fmt: skip
     if is_query:
         if growth is not None:
@@ -228,7 +235,7 @@ def rope_and_write(
         sin: as ``cos``.
         slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written.
         norms: norms of each head, with weights of [dim], or [num_heads, dim] and
-            [num_kv_heads, dim]; None: heads have none.
+            [num_kv_heads, dim], or weights and biases of [2, dim]; None: heads have none.
         interleaved: whether neighbouring elements are rotated together, and not those of the two
             halves of the first ``rotary_dim`` elements.
         growth: the factor of rotated queries; None: they have none.
@@ -255,8 +262,9 @@ def rope_and_write(
     if tokens == 0:
         return
     weights = weights_of(norms, (num_heads, num_kv_heads), dim, heads)
-    has_own = norms is not None and norms.query.dim() == 2
-    assert norms is None or has_own or norms.query.shape == (dim,), "norms are of each head"
+    has_own = norms is not None and norms.has_own
+    known = norms is None or has_own or norms.has_bias or norms.query.shape == (dim,)
+    assert known, "norms are of each head"
     per_program = min(HEADS_PER_PROGRAM, next_power_of_two(max(num_heads, num_kv_heads)))
     groups = triton.cdiv(num_heads, per_program) + 2 * triton.cdiv(num_kv_heads, per_program)
     _rope_write[(tokens, groups)](
@@ -288,7 +296,7 @@ def rope_and_write(
         IS_INTERLEAVED=interleaved,
         NORM=norm_order(norms),
         ROUNDS_ONCE=norms is not None and norms.rounds_once,
-        IS_CENTERED=norms is not None and norms.is_centered,
+        CENTERING=0 if norms is None else norms.centering,
         HAS_OWN_NORMS=has_own,
         HAS_VALUE_NORM=norms is not None and norms.has_values,
         HEADS=per_program,
@@ -308,7 +316,7 @@ def weights_of(
         return [heads, heads]
     known = [norms.query] if norms.key is None else [norms.query, norms.key]
     for weight, count in zip(known, counts, strict=False):
-        shapes = (dim,), (count, dim), (count * dim,)
+        shapes = ((2, dim),) if norms.has_bias else ((dim,), (count, dim), (count * dim,))
         assert weight.shape in shapes, f"a norm's weight has one of the shapes {shapes}"
         assert weight.dtype is heads.dtype, "all floating tensors have one dtype"
         assert weight.is_contiguous(), "a norm's weight must be contiguous"

@@ -81,6 +81,25 @@ def load_weights(
 
 
 @triton.jit
+def load_biases(
+    weight_ptr, partner,
+    CENTERING: tl.constexpr, ROTARY_HALF: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Returns a norm's bias for each element of heads and for its partner, [1, DIM_PADDED], or 0.
+    Biases are behind the weights."""
+    bias, other = 0.0, 0.0
+    if CENTERING == 2:
+        dims = tl.arange(0, DIM_PADDED)
+        bias = tl.load(weight_ptr + DIM + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+        other = bias
+        if ROTARY_HALF:
+            is_rotated = dims < 2 * ROTARY_HALF
+            other = tl.load(weight_ptr + DIM + partner, mask=is_rotated, other=0.0).to(tl.float32)
+        bias, other = bias[None, :], other[None, :]
+    return bias, other
+
+
+@triton.jit
 def load_angles(
     cos_ptr, sin_ptr, cos_stride, sin_stride, tokens, is_token, pair, is_second,
     ROTARY_HALF: tl.constexpr, DIM_PADDED: tl.constexpr,
@@ -102,28 +121,28 @@ def load_angles(
 
 @triton.jit
 def rotated(
-    x, other, weight, other_weight, scale, cos, sin, eps,
+    x, other, weight, other_weight, bias, other_bias, scale, cos, sin, eps,
     dtype: tl.constexpr, ROTARY_HALF: tl.constexpr, NORM: tl.constexpr, ROUNDS_ONCE: tl.constexpr,
-    IS_CENTERED: tl.constexpr, DIM: tl.constexpr,
+    CENTERING: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Returns normalised and rotated heads, float32. It rounds where the reference does, but not
     the result. The angles are those of each head, or of the only token. The norm's scale is
     [heads, 1]; None: that of a norm over each head, as all are behind a rotation."""
     if NORM == NORM_BEFORE:
-        if IS_CENTERED:
+        if CENTERING:
             mean = _mean_of_heads(x, DIM)
             x, other = _centered(x, mean, DIM), other - mean
         if scale is None:
             scale = _scale_of_heads(x, eps, DIM)
-        x = _scaled(x, scale, weight, dtype, ROUNDS_ONCE)
-        other = _scaled(other, scale, other_weight, dtype, ROUNDS_ONCE)
+        x = _scaled(x, scale, weight, bias, dtype, ROUNDS_ONCE)
+        other = _scaled(other, scale, other_weight, other_bias, dtype, ROUNDS_ONCE)
     if ROTARY_HALF:
         x = x * cos + other * sin
     if NORM == NORM_BEHIND:
         x = x.to(dtype).to(tl.float32)
-        if IS_CENTERED:
+        if CENTERING:
             x = _centered(x, _mean_of_heads(x, DIM), DIM)
-        x = _scaled(x, _scale_of_heads(x, eps, DIM), weight, dtype, ROUNDS_ONCE)
+        x = _scaled(x, _scale_of_heads(x, eps, DIM), weight, bias, dtype, ROUNDS_ONCE)
     return x
 
 
@@ -147,12 +166,12 @@ def _scale_of_heads(x, eps, DIM: tl.constexpr):
 
 
 @triton.jit
-def _scaled(x, scale, weight, dtype: tl.constexpr, ROUNDS_ONCE: tl.constexpr):
-    """Returns heads times their scale and the norm's weights."""
+def _scaled(x, scale, weight, bias, dtype: tl.constexpr, ROUNDS_ONCE: tl.constexpr):
+    """Returns heads times their scale and the norm's weights, and its bias added."""
     x *= scale
     if not ROUNDS_ONCE:
         x = x.to(dtype).to(tl.float32)
-    return (x * weight).to(dtype).to(tl.float32)
+    return (x * weight + bias).to(dtype).to(tl.float32)
 
 
 @triton.jit

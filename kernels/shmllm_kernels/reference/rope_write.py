@@ -15,14 +15,15 @@ class HeadNorms(NamedTuple):
     """RMSNorms or LayerNorms of heads.
 
     query: the weight of the queries' norm: [dim], for a norm of each head, [num_heads, dim], if
-        each head has weights of its own, or [num_heads * dim], for a norm of all side by side.
+        each head has weights of its own, or [num_heads * dim], for a norm of all side by side; or
+        [2, dim], the weight and the bias of a norm of each head.
     key: the weight of the keys' norm, likewise; None: a step has no keys.
     eps: their eps, and that of the values' norm.
     offset: added to these weights.
     has_values: whether value heads have a norm, too, without a weight.
     is_behind: whether queries and keys are normalised behind the rotation, and not before it.
-    is_centered: whether the norms of queries and keys are LayerNorms without a bias, which are of
-        each head.
+    is_centered: whether the norms of queries and keys are LayerNorms, which are of each head.
+    has_bias: whether these have a bias.
     """
 
     query: Tensor
@@ -32,6 +33,17 @@ class HeadNorms(NamedTuple):
     has_values: bool = False
     is_behind: bool = False
     is_centered: bool = False
+    has_bias: bool = False
+
+    @property
+    def centering(self) -> int:
+        """What kernels know of `is_centered` and `has_bias`: how many of both hold."""
+        return int(self.is_centered) + int(self.has_bias)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether each head has weights of its own."""
+        return self.query.dim() == 2 and not self.has_bias
 
     @property
     def rounds_once(self) -> bool:
@@ -144,7 +156,9 @@ def _normalise(heads: Tensor, weight: Tensor, norms: HeadNorms) -> Tensor:
         heads = heads.to(torch.promote_types(heads.dtype, torch.float32))
         centered = heads - heads.mean(-1, keepdim=True)
         scale = (centered.square().mean(-1, keepdim=True) + norms.eps).rsqrt()
-        return (centered * scale * (weight.to(heads.dtype) + norms.offset)).to(weight.dtype)
+        both = weight.to(heads.dtype)
+        factor, bias = both if norms.has_bias else (both, 0.0)
+        return (centered * scale * (factor + norms.offset) + bias).to(weight.dtype)
     if weight.dim() == 1 and len(weight) != heads.shape[-1]:
         return rms_norm(heads.flatten(-2), weight, norms.eps, norms.offset).view_as(heads)
     return rms_norm(heads, weight, norms.eps, norms.offset)

@@ -184,7 +184,7 @@ class AttentionOps:
             *map(_address, weights),
             word_of_float(norm.eps), word_of_float(norm.offset), _EXTENTS[spec.qk_norm],
             *rotation, _address(self._weight_of_values(attention)), int(spec.norms_rotated),
-            int(norm.kind == "layer"),
+            int(norm.kind == "layer") + int(spec.norms_have_bias),
         ]  # fmt: skip
 
     def _weight_of_values(self, attention: AttentionHeads) -> Tensor | None:

@@ -175,16 +175,17 @@ class AttentionOps:
             if k_norm is not None:
                 self._norm(qkv[:, spec.query_width :][:, : spec.key_width], k_norm)
             return None
-        of_keys = None if k_norm is None else k_norm.weight
+        of_keys = None if k_norm is None else k_norm.parameters
         kind = q_norm.spec
         return HeadNorms(
-            q_norm.weight,
+            q_norm.parameters,
             of_keys,
             kind.eps,
             kind.offset,
             spec.value_norm,
             spec.norms_rotated,
             kind.kind == "layer",
+            spec.norms_have_bias,
         )
 
     def _rotate_and_write(

@@ -473,6 +473,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "attention_bias": True}
         | {"n_group": 2, "topk_group": 2, "rope_parameters": MSCALE_ROPE},
     ),
+    "persimmon": ("persimmon", {}),
+    "persimmon-plain": (
+        "persimmon",
+        {"qk_layernorm": False, "hidden_act": "gelu", "tie_word_embeddings": True}
+        | {"rope_parameters": ROPE | {"partial_rotary_factor": 0.25}, "layer_norm_eps": 0.1},
+    ),
     "biogpt": ("biogpt", {}),
     "biogpt-untied": (
         "biogpt",
@@ -1195,6 +1201,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi": ("phi", {}),
+    "phi-norms": ("phi", {"qk_layernorm": True}),
     "phi-tied": (
         "phi",
         {"tie_word_embeddings": True, "num_key_value_heads": 6}
@@ -1430,6 +1437,7 @@ BFLOAT16 = [
     "apertus",
     "apertus1p5",
     "arcee",
+    "persimmon",
     "biogpt",
     "cohere-compass",
     "modernbert-decoder",

@@ -58,6 +58,7 @@ OTHERS = (
     "biogpt",
     "cohere_compass",
     "modernbert_decoder",
+    "persimmon",
     "phi4_multimodal",
     "xglm",
     "gpt_neox_japanese",
@@ -430,7 +431,6 @@ def test_old_names_of_the_rotation_of_gpt_neox(tmp_path: Path) -> None:
         ("Helium", {}, "the width of all heads .1024. must be hidden_size .128."),
         ("Olmo", {"clip_qkv": -8.0}, "'clip_qkv' must be a positive number"),
         ("VaultGemma", {"use_bidirectional_attention": True}, "attention is causal"),
-        ("Phi", {"qk_layernorm": True}, "qk_layernorm true is not supported"),
     ],
 )
 def test_what_no_kernel_computes_is_refused(

@@ -42,6 +42,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox_japanese": ("GPTNeoXJapaneseForCausalLM", SIZES),
     "modernbert_decoder": ("ModernBertDecoderForCausalLM", SIZES),
     "openai_gpt": ("OpenAIGPTLMHeadModel", OF_GPT),
+    "persimmon": ("PersimmonForCausalLM", SIZES),
     "phi4_multimodal": ("Phi4MultimodalForCausalLM", SIZES | {"num_attention_heads": 8}),
     "xglm": ("XGLMForCausalLM", OF_XGLM),
 }
@@ -116,6 +117,7 @@ def test_phi4_as_its_authors_publish_it(tmp_path: Path) -> None:
         ("biogpt", {"scale_embedding": 2}, "'scale_embedding' must be true or false"),
         ("gpt_neox_japanese", {"rotary_pct": 3.0}, "partial_rotary_factor 3 of a head_dim"),
         ("gpt_neox_japanese", {"intermediate_multiple_size": 0}, "'intermediate_multiple_size'"),
+        ("persimmon", {"qk_layernorm": "no"}, "'qk_layernorm' must be true or false"),
         ("xglm", {"pad_token_id": 7}, "pad_token_id 7 is not supported"),
         ("xglm", {"add_cross_attention": True}, "add_cross_attention true is not supported"),
         ("cohere_compass", {"layer_types": ["sliding_attention"] * 6}, "an object 'sliding_att"),

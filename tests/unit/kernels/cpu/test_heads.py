@@ -36,6 +36,7 @@ class Case:
     is_wide: bool | None = None
     over_each: bool = False
     is_centered: bool = False
+    has_bias: bool = False
     offset: float = 0.0
     stored: str = "float32"
     has_value_norm: bool = False
@@ -57,12 +58,15 @@ class Case:
         """The weights of the norms of queries and keys."""
         generator = torch.Generator().manual_seed(3)
         counts = (NUM_HEADS, NUM_KV_HEADS) if self.is_wide or self.over_each else (1, 1)
+        if self.has_bias:
+            counts = 2, 2
         query, key = (torch.randn(n * HEAD_DIM, generator=generator) for n in counts)
         return query.to(DTYPES[self.kinds[1]]), key.to(DTYPES[self.kinds[1]])
 
     def shaped(self, *weights: Tensor) -> list[Tensor]:
         """Returns weights as the reference takes them."""
-        return [each.view(-1, HEAD_DIM) if self.over_each else each for each in weights]
+        has_rows = self.over_each or self.has_bias
+        return [each.view(-1, HEAD_DIM) if has_rows else each for each in weights]
 
     @property
     def kinds(self) -> tuple[str, str]:
@@ -90,6 +94,8 @@ CASES = [
     Case(is_wide=False, over_each=True, is_centered=True, num_pairs=10, is_interleaved=True),
     Case(is_wide=False, is_centered=True, offset=1.0, is_behind=True, has_value_norm=True),
     Case(is_wide=False, over_each=True, is_centered=True, stored="bfloat16"),
+    Case(is_wide=False, is_centered=True, has_bias=True, num_pairs=8),
+    Case(is_wide=False, is_centered=True, has_bias=True, is_behind=True, stored="bfloat16"),
     Case(is_wide=False, has_value_norm=True, value_dim=24),
     Case(num_pairs=8, stored="int8", value_dim=48),
     Case(num_pairs=10, is_interleaved=True, is_wide=True, stored="int8"),
@@ -127,7 +133,7 @@ def stored(
          *([table.data_ptr() for table in tables] or [0, 0]), slots.data_ptr(), cache.data_ptr(),
          *norms, word_of_float(EPS), word_of_float(case.offset), case.extent,
          case.num_pairs, int(case.is_interleaved), ones.data_ptr() if case.has_value_norm else 0,
-         int(case.is_behind), int(case.is_centered)],
+         int(case.is_behind), int(case.is_centered) + int(case.has_bias)],
     )  # fmt: skip
     program.replay()
     return qkv[:, : NUM_HEADS * HEAD_DIM], cache
@@ -165,7 +171,7 @@ def expected(case: Case, qkv: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Te
         cos if case.num_pairs else None, sin if case.num_pairs else None, slots,
         None if case.is_wide is None else HeadNorms(
             *(weight.double() for weight in case.shaped(q_norm, k_norm)), EPS, case.offset,
-            case.has_value_norm, case.is_behind, case.is_centered,
+            case.has_value_norm, case.is_behind, case.is_centered, case.has_bias,
         ),
         case.is_interleaved, values=new.unflatten(1, (-1, case.value_dim)),
     )  # fmt: skip
