@@ -192,6 +192,8 @@ def rows(capability: int) -> None:
     )  # fmt: skip
     of_each = HeadNorms(query[0], heads[0, :8].clone(), 1e-5, is_centered=True)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, of_each, interleaved=True)
+    biased = HeadNorms(*query[:2, :2], 1e-5, is_centered=True, has_bias=True)
+    rope_and_write(query, cache[0], cache[1], heads, part, part, slots, biased)
     rope_and_write(
         query, cache[0], cache[1], heads, angles, angles, slots,
         growth=QueryGrowth(0.1, 16384), positions=slots,
@@ -711,15 +713,17 @@ OTHER_DECODES = (
     *itertools.product(((32, 32, 128), (40, 8, 128)), ("row norms",), (1, 2, 5, 9)),
     *itertools.product(((32, 8, 128),), ("norms behind", "growth"), (1, 5)),
     *itertools.product(((96, 8, 128), (32, 8, 160)), ("norms of each",), (1, 2)),
+    *itertools.product(((64, 64, 64),), ("norms with a bias",), (1, 2)),
     *itertools.product(((8, 1, 256), (8, 1, 512)), ("no keys",), (1, 2)),
     *itertools.product(((8, 1, 512), (64, 4, 192)), ("",), (1, 2)),
     ((20, 20, 64), "others alone", 1),
 )
 """Decodes with gates, of Qwen3-Next-80B-A3B and Qwen3.5-0.8B, with norms of all heads side by side,
 of OLMo-2-7B and 32B, with norms behind the rotation, of Hunyuan-A13B, with LayerNorms of each head,
-of Command R+ and StableLM-2-12B, with queries that grow, of Ministral-3-8B, of Gemma 4 E2B, of
-layers that read the keys and values of another one and of those with heads of 512, of
-MiMo-V2-Flash, and of Whisper large, of an encoder's: heads, feature, tokens of a request."""
+of Command R+ and StableLM-2-12B, with biases, too, of Persimmon-8B, with queries that grow, of
+Ministral-3-8B, of Gemma 4 E2B, of layers that read the keys and values of another one and of those
+with heads of 512, of MiMo-V2-Flash, and of Whisper large, of an encoder's: heads, feature, tokens
+of a request."""
 FLOAT8_VARIANTS = (DECODE, SPLIT_DECODE, PREFILL, replace(PREFILL, window=1024), BOTH_WAYS)
 
 
@@ -802,6 +806,9 @@ def decodes(
                 of_queries, of_keys = of_queries.view(-1, dim), of_keys.view(-1, dim)
             is_behind = feature == "norms behind"
             norms = HeadNorms(of_queries, of_keys, 1e-6, is_behind=is_behind, is_centered=each)
+            if feature == "norms with a bias":
+                both = empty(2, 2, dim)
+                norms = HeadNorms(*both, 1e-6, is_centered=True, has_bias=True)
         cache = halves(kv_heads, dim, kept)
         table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
         scratch = AttentionScratch.allocate(4, heads, splits, value_dim, torch.device("cpu"))
