@@ -192,7 +192,7 @@ def rows(capability: int) -> None:
     )  # fmt: skip
     of_each = HeadNorms(query[0], heads[0, :8].clone(), 1e-5, is_centered=True)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, of_each, interleaved=True)
-    biased = HeadNorms(*query[:2, :2], 1e-5, is_centered=True, has_bias=True)
+    biased = HeadNorms(query[0, :2], query[1, :2], 1e-5, is_centered=True, has_bias=True)
     rope_and_write(query, cache[0], cache[1], heads, part, part, slots, biased)
     rope_and_write(
         query, cache[0], cache[1], heads, angles, angles, slots,
@@ -807,8 +807,8 @@ def decodes(
             is_behind = feature == "norms behind"
             norms = HeadNorms(of_queries, of_keys, 1e-6, is_behind=is_behind, is_centered=each)
             if feature == "norms with a bias":
-                both = empty(2, 2, dim)
-                norms = HeadNorms(*both, 1e-6, is_centered=True, has_bias=True)
+                both = empty(2, dim)
+                norms = HeadNorms(both, both, 1e-6, is_centered=True, has_bias=True)
         cache = halves(kv_heads, dim, kept)
         table, starts = empty(4, 8, dtype=torch.int32), empty(5, dtype=torch.int32)
         scratch = AttentionScratch.allocate(4, heads, splits, value_dim, torch.device("cpu"))
