@@ -263,7 +263,7 @@ class PromptItems:
         Raises:
             RequestError: its placeholders are not those of its items.
         """
-        check_sizes(name, [(each.modality, each.prepared) for each in items], self._info.items)
+        check_sizes(name, [(each.modality, each.prepared) for each in items], self._info)
         if self.num_encoded and len(items) > 1:
             raise RequestError(f"{name} has {len(items)} items, and the model takes one")
         parts = [part for each in items for part in each.parts]
@@ -282,7 +282,7 @@ class PromptItems:
             )
             for each in parts
         ]
-        check_spans(name, found, self._info.items)
+        check_spans(name, found, self._info)
         return tuple(sorted(found, key=lambda item: item.start))
 
     def _runs(

@@ -25,7 +25,11 @@ from shmllm.models.vision.squares_specs import Glm4vTower
 
 __all__ = ["configure", "named_weights", "read_vision"]
 
-_DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-5}
+_DEFAULTS = {
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 1.0,
+}
 SECTIONS = (8, 12, 12)
 TOKENS = ItemTokens(151_343, 151_344)
 PROCESSORS = "Glm4vVideoProcessor", "Glm46VVideoProcessor"

@@ -34,8 +34,6 @@ class ImageProcessor(ItemProcessor[Picture]):
 
     Attributes:
         settings: those of the model's image processor.
-        most_tokens: the largest number of embeddings of an image without overrides, perhaps a
-            little more; None without a bound.
 
     Raises:
         EngineStartError: the settings are not supported, or do not suit the model.
@@ -47,8 +45,6 @@ class ImageProcessor(ItemProcessor[Picture]):
         self._sides = placeholder
         self._rules = rules_of_model(settings)
         placeholder.check_rules(self._rules)
-        largest = self._rules.largest()
-        self.most_tokens = None if largest is None else placeholder.count(largest)
         self._changed_rules: dict[str, Rules] = {}
 
     @classmethod

@@ -17,6 +17,7 @@ from shmllm.frontend.given_items import GivenItem, GivenItems, given_items
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.ready import ReadyItem
 from shmllm.frontend.prompt_items import ItemOptions, PromptItems
+from shmllm.params.items import Item
 
 MOST_EMBEDS = 8
 
@@ -232,6 +233,24 @@ def test_an_image_with_too_many_embeddings_is_refused() -> None:
     found = ready(images, picture(1), tokens=MOST_EMBEDS + 1)
     with pytest.raises(RequestError, match="image 1 has 9 embeddings, more than the 8"):
         images.items("the prompt", [0] * 9, found)
+
+
+@pytest.mark.parametrize(
+    ("length", "advice"),
+    [(9, "raise max_num_batched_tokens"), (8, "raise max_model_len, which is 8, and kv_cache_")],
+)
+def test_a_refusal_names_the_option_that_is_the_bound(length: int, advice: str) -> None:
+    engine = replace(
+        info(),
+        items=ItemInfo(modalities=("image",), most_embeds=MOST_EMBEDS, longest_span=6),
+        max_model_len=length,
+    )
+    prepared = PreparedItem(np.zeros((1, 1, 9, 3), np.uint8), (1, 1, 9), 9)
+    item = Item(bytes(32), ((0, 9),), prepared.grid, prepared.data, "image")
+    with pytest.raises(RequestError, match=advice):
+        item_sizes.check_sizes("the prompt", [("image", prepared)], engine)
+    with pytest.raises(RequestError, match=advice):
+        item_sizes.check_spans("the prompt", [item], engine)
 
 
 def test_an_item_with_too_many_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

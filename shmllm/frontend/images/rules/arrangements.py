@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import MOST_PIXELS, Picture, pixels_of, resized
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED
 
@@ -80,9 +80,6 @@ class ArrangedRules(Rules):
 
     def sides(self) -> tuple[int, int] | None:
         return self.tile if self.resize or self.most > 1 else None
-
-    def largest(self) -> Grid | None:
-        return (self.most + (self.most > 1), 1, self.most)
 
 
 def check_pixels(name: str, most: int, tile: tuple[int, int]) -> None:

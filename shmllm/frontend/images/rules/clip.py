@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture, pixels_of
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED, SHORTEST, fixed_sides, resized_to
 
@@ -55,9 +55,6 @@ class ClipRules(Rules):
 
     def sides(self) -> tuple[int, int] | None:
         return fixed_sides(self.size) if self.crop is None else self.crop
-
-    def largest(self) -> Grid | None:
-        return (1, 1, 1)
 
 
 def _middle(picture: Picture, height: int, width: int) -> Picture:

@@ -16,7 +16,7 @@ from shmllm.frontend.images.rules.arrangements import (
     cut,
     nearest,
 )
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED
 
@@ -99,7 +99,3 @@ class DeepseekOcr2Rules(Rules):
         place = (self.whole - width) // 2, (self.whole - height) // 2
         square.paste(resized(picture, width, height, self.resample), place)
         return Tiles(pixels_of(square)[None], (1, 0, 0))
-
-    def largest(self) -> Grid | None:
-        """None: the tiles of an image and the whole have grids of their own."""
-        return None

@@ -74,7 +74,3 @@ class Rules(ABC):
     def sides(self) -> tuple[int, int] | None:
         """Height and width of all tiles, in pixels; None if they depend on the image."""
         return None
-
-    @abstractmethod
-    def largest(self) -> Grid | None:
-        """The grid with the most tiles or patches; None if there is no bound."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture, pixels_of
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED, fixed_sides, resized_to
 
@@ -72,9 +72,6 @@ class Gemma3Rules(Rules):
 
     def sides(self) -> tuple[int, int] | None:
         return fixed_sides(self.size)
-
-    def largest(self) -> Grid | None:
-        return (1 + self.most_crops, 1, 1)
 
     def _crops(self, picture: Picture) -> list[Picture]:
         """Equal parts of the longer side, none if the image is nearly square or too small. The last

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture
-from shmllm.frontend.images.rules.family import Grid, Tiles
+from shmllm.frontend.images.rules.family import Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.squares import SquaresRules
 
@@ -68,8 +68,3 @@ class Gemma4Rules(SquaresRules):
         elif not columns:
             rows, columns = min(height // width, self.most), 1
         return columns * self.factor, rows * self.factor
-
-    def largest(self) -> Grid | None:
-        if not self.resize:
-            return None
-        return (1, self.merge_size, self.merge_size * self.most)

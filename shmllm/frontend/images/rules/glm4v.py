@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.qwen2_vl import largest_area, refuse_narrow, sides_within
+from shmllm.frontend.images.rules.qwen2_vl import refuse_narrow, sides_within
 from shmllm.frontend.images.rules.squares import BoundedRules
 
 _BOUNDS = ("shortest_edge", "longest_edge")
@@ -52,10 +51,3 @@ class Glm4vRules(BoundedRules):
             width, height = int(width * scale), int(height * scale)
         refuse_narrow(max(width, height) / min(width, height), given)
         return sides_within(width, height, self.fewest, self.most, factor, self.num_frames)
-
-    def largest(self) -> Grid | None:
-        if not self.resize:
-            return None
-        fewest, most = self.fewest / self.num_frames, self.most / self.num_frames
-        area = largest_area(fewest, most, self.factor)
-        return (1, self.merge_size, self.merge_size * (area // self.factor**2))

@@ -16,7 +16,6 @@ from shmllm.frontend.images.rules.arrangements import (
     check_pixels,
     nearest,
 )
-from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
 
 _MOST_OF_SIDE = 16
@@ -82,10 +81,6 @@ class GraniteDoclingRules(ArrangedRules):
             return False
         columns, _ = nearest(picture, self.tile, _arrangements(self.fewest, self.most))
         return not self.scale or columns * self.tile[1] / width < self.scale
-
-    def largest(self) -> Grid | None:
-        most = max(self.most, self.most_dense)
-        return (most + (most > 1), 1, most)
 
 
 def _number(options: Options, name: str) -> float:

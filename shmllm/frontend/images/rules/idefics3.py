@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.frontend.images.picture import Picture, pixels_of, resized
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED
 
@@ -69,15 +69,6 @@ class Idefics3Rules(Rules):
 
     def sides(self) -> tuple[int, int]:
         return self.tile, self.tile
-
-    def largest(self) -> Grid | None:
-        """The grid of a square image: of all with one longest edge, it has the most tiles."""
-        if not self.split:
-            return (1, 0, 0)
-        if self.size is None:
-            return None
-        columns, rows = (side // self.tile for side in self._multiple(*self._size_of(1, 1)))
-        return (rows * columns + 1, rows, columns) if rows * columns > 1 else (1, 0, 0)
 
     def _size_of(self, width: int, height: int) -> tuple[int, int]:
         """Width and height of the resized image. With a longest edge, an odd shorter side becomes

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture, pixels_of, resized
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED, in_square, mean_colour
 
@@ -55,6 +55,3 @@ class JanusRules(Rules):
 
     def sides(self) -> tuple[int, int] | None:
         return self.side, self.side
-
-    def largest(self) -> Grid | None:
-        return (1, 1, 1)

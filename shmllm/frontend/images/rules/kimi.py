@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture, resized
-from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.squares import SquaresRules
 
@@ -68,10 +67,6 @@ class KimiRules(SquaresRules):
         filled.paste(reduced, (0, 0))
         found: Picture = filled
         return found
-
-    def largest(self) -> Grid | None:
-        """None: filling up may add a row and a column."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

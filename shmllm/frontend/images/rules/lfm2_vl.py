@@ -13,7 +13,7 @@ import numpy as np
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import MOST_PIXELS, Picture
 from shmllm.frontend.images.rules.arrangements import Arrangement, cut, nearest
-from shmllm.frontend.images.rules.family import Grid, Tiles
+from shmllm.frontend.images.rules.family import Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.squares import SquaresRules
 
@@ -104,10 +104,6 @@ class Lfm2VlRules(SquaresRules):
             scale = math.sqrt(fewest / (width * height))
             found = [math.ceil(side * scale / self.factor) * self.factor for side in sides]
         return found[0], found[1]
-
-    def largest(self) -> Grid | None:
-        """There is no bound: narrow images have sides of one embedding at least."""
-        return None
 
     def _is_large(self, width: int, height: int) -> bool:
         sides = (

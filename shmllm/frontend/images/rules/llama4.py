@@ -13,7 +13,7 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import MOST_PIXELS, Picture, pixels_of, resized
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED
 
@@ -78,9 +78,6 @@ class Llama4Rules(Rules):
 
     def sides(self) -> tuple[int, int]:
         return self.side, self.side
-
-    def largest(self) -> Grid | None:
-        return (self.most + (self.most > 1), 1, self.most)
 
     def _rows_and_columns(self, height: int, width: int) -> tuple[int, int]:
         """How the tiles lie that an image is enlarged least for, or else reduced least; of several

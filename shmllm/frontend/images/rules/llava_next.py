@@ -12,7 +12,7 @@ import numpy as np
 from shmllm.errors import RequestError
 from shmllm.formats.joined_tiles import Size, best_size, read_sizes
 from shmllm.frontend.images.picture import Picture, pixels_of, resized
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED, SHORTEST
 
@@ -70,12 +70,6 @@ class LlavaNextRules(Rules):
 
     def sides(self) -> tuple[int, int]:
         return self.tile, self.tile
-
-    def largest(self) -> Grid | None:
-        """The grid of an image that has the size with the most tiles, and of several the one with
-        the most rows: nothing of it is left out."""
-        height, width = max(self.sizes, key=lambda size: (size[0] * size[1], size[0]))
-        return (1 + height * width // self.tile**2, height, width)
 
     def _padded(self, picture: Picture, size: Size) -> np.ndarray:
         """The image in the largest sides that fit into `size`, in the middle of black pixels, uint8

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import MOST_PIXELS, Picture, pixels_of, resized
-from shmllm.frontend.images.rules.family import Grid, Tiles
+from shmllm.frontend.images.rules.family import Tiles
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import in_square, mean_colour
@@ -54,7 +54,3 @@ class LlavaOnevisionRules(LlavaNextRules):
         square = in_square(picture, self.background)
         pixels = pixels_of(resized(square, self.tile, self.tile, self.resample))
         return Tiles(pixels[None], (1, height, width))
-
-    def largest(self) -> Grid | None:
-        """None: the model decides which pictures it shrinks."""
-        return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.frontend.images.picture import Picture, pixels_of, resized
-from shmllm.frontend.images.rules.family import Grid, Tiles
+from shmllm.frontend.images.rules.family import Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.squares import SquaresRules
 
@@ -86,10 +86,6 @@ class MiniCPMVRules(SquaresRules):
 
     def size_of(self, width: int, height: int) -> tuple[int, int]:
         return self._sides(width, height, enlarges=self.enlarges)
-
-    def largest(self) -> Grid | None:
-        """There is no bound: narrow images have sides of one embedding at least."""
-        return None
 
     def _whole(self, picture: Picture, sides: tuple[int, int]) -> Tiles:
         pixels = pixels_of(resized(picture, *sides, self.resample))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar, Self
 
-from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.squares import SquaresRules
 
@@ -55,10 +54,6 @@ class MuseGlimmerRules(SquaresRules):
 
     def _fits(self, rows: int, columns: int) -> bool:
         return rows * columns <= self.most
-
-    def largest(self) -> Grid | None:
-        """None: very narrow images have more embeddings than `most`."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from shmllm.errors import RequestError
-from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED
 from shmllm.frontend.images.rules.squares import SquaresRules
@@ -81,12 +80,6 @@ class PixtralRules(SquaresRules):
                 f"must have {self.factor} at least; enlarge it"
             )
         return width, height
-
-    def largest(self) -> Grid | None:
-        if not self.resize:
-            return None
-        columns, rows = (self._up(side) // self.patch_size for side in self.most)
-        return (1, rows, columns)
 
     def _up(self, side: int) -> int:
         return math.ceil(side / self.step) * self.step

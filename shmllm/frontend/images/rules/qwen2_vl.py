@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from shmllm.errors import RequestError
-from shmllm.frontend.images.rules.family import Grid
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.squares import BoundedRules
 
@@ -67,12 +66,6 @@ class Qwen2VLRules(BoundedRules):
         refuse_narrow(max(width, height) / min(width, height), (width, height))
         return sides_within(width, height, self.fewest, self.most, self.factor)
 
-    def largest(self) -> Grid | None:
-        if not self.resize:
-            return None
-        area = largest_area(self.fewest, self.most, self.factor)
-        return (1, self.merge_size, self.merge_size * (area // self.factor**2))
-
 
 def refuse_narrow(ratio: float, given: tuple[int, int]) -> None:
     """Raises a RequestError if the ratio of an image's sides, which were `given`, is too large."""
@@ -103,18 +96,3 @@ def sides_within(
         scale = math.sqrt(fewest / (num_frames * height * width))
         sides = [math.ceil(side * scale / factor) * factor for side in (width, height)]
     return sides[0], sides[1]
-
-
-def largest_area(fewest: float, most: float, factor: int) -> int:
-    """An upper bound of the number of pixels of a resized image. A side that is raised to one
-    factor, or rounded up at the lower bound, makes areas above `most`; both are worst for the
-    narrowest images.
-
-    Args:
-        fewest, most: the bounds of the number of pixels.
-        factor: what sides are multiples of.
-    """
-    ratio = math.sqrt(LARGEST_RATIO)
-    raised = factor * math.sqrt(most) * ratio
-    rounded = fewest + factor * math.sqrt(fewest) * (ratio + 1 / ratio) + factor**2
-    return math.ceil(max(most, raised, rounded))

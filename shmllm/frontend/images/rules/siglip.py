@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from shmllm.frontend.images.picture import Picture, pixels_of
-from shmllm.frontend.images.rules.family import Grid, Rules, Tiles
+from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.sides import FIXED, SHORTEST, fixed_sides, resized_to
 
@@ -41,6 +41,3 @@ class SiglipRules(Rules):
 
     def sides(self) -> tuple[int, int] | None:
         return fixed_sides(self.size)
-
-    def largest(self) -> Grid | None:
-        return (1, 1, 1)

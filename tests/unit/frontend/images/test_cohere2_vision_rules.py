@@ -63,9 +63,6 @@ def test_tiles_are_those_of_transformers(
         planes = np.moveaxis(found.pixels, -1, 1)
         ours = pixel_table(read)[np.arange(3)[:, None, None], planes]
         assert np.array_equal(ours, wanted["pixel_values"].numpy())
-        largest = rules.largest()
-        assert largest is not None
-        assert found.grid[0] <= largest[0]
         counts.add(found.grid[0])
     assert len(counts) > 3 or "crop_to_patches" in changes
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from PIL import Image
 from support.torchvision_modules import without_videos
@@ -463,17 +462,6 @@ def test_a_prompt_without_images_stays(model: Model) -> None:
     assert model.ours.runs("prompt", ids, []) == []
     with pytest.raises(RequestError, match=r"has 0 images, and its text .* 1 times"):
         model.ours.expand_text("prompt", model.ours.mark, [])
-
-
-@pytest.mark.parametrize("model", NAMES, indirect=True)
-def test_no_image_has_more_tokens_than_the_most(
-    model: Model, random_image: Callable[..., Image.Image]
-) -> None:
-    assert model.ours.most_tokens is not None
-    random = np.random.default_rng(0)
-    for width, height in [(150, 1), (2, 300), (300, 300), *random.integers(3, 300, (30, 2))]:
-        image = model.ours.prepare(random_image(int(width), int(height)))
-        assert image.num_tokens <= model.ours.most_tokens
 
 
 def test_architectures_without_images_have_no_placeholder(tmp_path: Path) -> None:

@@ -752,6 +752,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ("qwen3_vl_moe", (24, 20, 20)),
         ("qwen3_5", (11, 11, 10)),
         ("qwen3_5_moe", (11, 11, 10)),
+        ("glm4v", (8, 12, 12)),
     ],
 )
 def test_sections_that_are_left_out_are_those_of_transformers(
@@ -762,7 +763,7 @@ def test_sections_that_are_left_out_are_those_of_transformers(
     del text["rope_parameters"]
     with pytest.raises(EngineStartError, match=r"an mrope_section that adds up to [82];"):
         read(tmp_path, whole)
-    head_dim = 256 if name.startswith("qwen3_5") else 128
+    head_dim = 256 if name.startswith("qwen3_5") else 64 if name == "glm4v" else 128
     text |= {"head_dim": head_dim, "hidden_size": 128, "num_attention_heads": 128 // head_dim or 1}
     text["num_key_value_heads"] = 1
     width = "hidden_size" if name == "qwen2_vl" else "out_hidden_size"
