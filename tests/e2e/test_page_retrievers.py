@@ -21,9 +21,12 @@ from torch import Tensor
 from transformers import (
     ColModernVBertConfig,
     ColModernVBertForRetrieval,
+    ColPaliConfig,
+    ColPaliForRetrieval,
     ColQwen2Config,
     ColQwen2ForRetrieval,
     ModernVBertConfig,
+    PaliGemmaConfig,
     Qwen2VLConfig,
 )
 
@@ -36,11 +39,21 @@ PAGES = {
     "<|im_end|><|endoftext|>",
     "colmodernvbert": "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\n"
     "Assistant:",
+    "colpali": "Describe the image.",
 }
 """The prompt of a page, as transformers' processors write it."""
-END = {"colqwen2": "<|endoftext|>", "colmodernvbert": "<end_of_utterance>"}
-FAMILY = {"colqwen2": "qwen2_vl", "colmodernvbert": "idefics3"}
+END = {
+    "colqwen2": "<|endoftext|>",
+    "colmodernvbert": "<end_of_utterance>",
+    "colpali": "<pad>",
+}
+FAMILY = {"colqwen2": "qwen2_vl", "colmodernvbert": "idefics3", "colpali": "paligemma"}
 """The recipe of the part that reads prompts; that of ColModernVBERT has another language model."""
+ARCHITECTURE = {
+    "colqwen2": "ColQwen2ForRetrieval",
+    "colmodernvbert": "ColModernVBertForRetrieval",
+    "colpali": "ColPaliForRetrieval",
+}
 MODERNBERT: dict[str, Any] = {
     "model_type": "modernbert",
     "vocab_size": 512,
@@ -64,7 +77,8 @@ class Retriever(NamedTuple):
     @property
     def question(self) -> str:
         """The prompt of a question, as transformers' processors write it."""
-        return f"Query: When was it signed?{END[self.name] * 10}\n"
+        begin = "<bos>Question: " if self.name == "colpali" else "Query: "
+        return f"{begin}When was it signed?{END[self.name] * 10}\n"
 
     def with_page(self, page: Image.Image) -> Any:
         return {"prompt": PAGES[self.name], "multi_modal_data": {"image": page}}
@@ -86,6 +100,12 @@ def make_retriever(name: str, directory: Path) -> Retriever:
         whole: Any = Qwen2VLConfig(text_config=family.text, vision_config=family.vision, **ids)
         config: Any = ColQwen2Config(vlm_config=whole, embedding_dim=24)
         model: Any = ColQwen2ForRetrieval(config).eval()
+    elif name == "colpali":
+        whole = PaliGemmaConfig(
+            text_config=family.text, vision_config=family.vision, **family.outer, **ids
+        )
+        config = ColPaliConfig(vlm_config=whole, embedding_dim=24)
+        model = ColPaliForRetrieval(config).eval()
     else:
         vision = VISION | SIGLIP
         whole = ModernVBertConfig(
@@ -93,7 +113,7 @@ def make_retriever(name: str, directory: Path) -> Retriever:
         )
         config = ColModernVBertConfig(vlm_config=whole, embedding_dim=24)
         model = ColModernVBertForRetrieval(config).eval()
-    draw_weights(model, 1.0)
+    draw_weights(model, 0.0 if name == "colpali" else 1.0)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     write_settings(FAMILY[name], directory)
@@ -113,9 +133,11 @@ def wanted(retriever: Retriever, llm: LLM, token_ids: Any, page: Image.Image | N
     code."""
     ids, model = torch.tensor([list(token_ids)]), retriever.model
     inputs: dict[str, Tensor] = {}
+    if retriever.name == "colpali":  # whose processor says that all tokens belong to a prompt
+        inputs["token_type_ids"] = torch.zeros_like(ids)
     if page is not None:
         (item,) = prepared_of(llm, [page])
-        inputs = pixel_inputs(FAMILY[retriever.name], item.data, item.grid)
+        inputs |= pixel_inputs(FAMILY[retriever.name], item.data, item.grid)
     if page is not None and retriever.name == "colqwen2":
         is_image = (ids == model.config.vlm_config.image_token_id).long()
         inputs["position_ids"], _ = model.vlm.get_rope_index(
@@ -201,16 +223,17 @@ def test_older_files_have_other_names(
         ("colmodernvbert", "vision_config", {"model_type": "clip"}, "supported: siglip_vision_m"),
         ("colmodernvbert", "vlm_config", {"pixel_shuffle_factor": 3}, r"\(3\) must divide the 4"),
         ("colmodernvbert", "vlm_config", {"image_token_id": 512}, "is no token of a vocabulary"),
+        ("colpali", "text_config", {"model_type": "gemma3"}, "supported: gemma, gemma2"),
+        ("colpali", "vision_config", {"model_type": "clip"}, "supported: siglip_vision_model"),
     ],
 )
 def test_what_is_not_computed_is_refused(
     name: str, part: str, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    values: dict[str, Any]
-    values = {"architectures": [{"colqwen2": "ColQwen2", "colmodernvbert": "ColModernVBert"}[name]]}
-    values["architectures"] = [f"{values['architectures'][0]}ForRetrieval"]
-    text = FAMILIES["qwen2_vl"].text if name == "colqwen2" else MODERNBERT
-    vision = FAMILIES["qwen2_vl"].vision if name == "colqwen2" else VISION
+    values: dict[str, Any] = {"architectures": [ARCHITECTURE[name]]}
+    family = FAMILIES[FAMILY[name]]
+    is_own = name == "colmodernvbert"
+    text, vision = (MODERNBERT, VISION) if is_own else (family.text, family.vision)
     values["vlm_config"] = inner = {"text_config": dict(text), "vision_config": dict(vision)}
     inner["image_token_id"] = 442
     inner["pixel_shuffle_factor"] = 2

@@ -104,6 +104,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
     "ColModernVBertForRetrieval": (ColModernVBertPlaceholder,),
+    "ColPaliForRetrieval": (PaliGemmaPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
     "DeepseekOcr2ForConditionalGeneration": (DeepseekOcr2Placeholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),

@@ -48,7 +48,7 @@ PUBLISHED = {f"{name}ForConditionalGeneration" for name in ("KimiK25", "KimiVL")
 """Architectures that transformers does not have, of models that it has; see `test_kimi_files`."""
 UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
-RETRIEVERS = {"ColModernVBertForRetrieval", "ColQwen2ForRetrieval"}
+RETRIEVERS = {"ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"}
 """Architectures that generate nothing; see `e2e/test_page_retrievers`."""
 NEVER_TIED = ("muse_glimmer",)
 """Families whose embeddings are not rows of the LM head."""
