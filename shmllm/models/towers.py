@@ -47,6 +47,7 @@ from shmllm.models.vision.internvl import InternVL
 from shmllm.models.vision.janus import Janus
 from shmllm.models.vision.kimi import Kimi
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
+from shmllm.models.vision.lfm3_vl import Lfm3Vl
 from shmllm.models.vision.llama4 import Llama4
 from shmllm.models.vision.llava import Llava, LlavaNext, LlavaNextVideo, LlavaOnevision
 from shmllm.models.vision.llava_specs import (
@@ -84,6 +85,7 @@ from shmllm.models.vision.squares_specs import (
     GlmOcrTower,
     KimiTower,
     Lfm2VlTower,
+    Lfm3VlTower,
     MiniCPMVTower,
     MuseGlimmerTower,
     PaddleOcrVlTower,
@@ -120,6 +122,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     GlmOcrTower: GlmOcr,
     KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,
+    Lfm3VlTower: Lfm3Vl,
     MiniCPMVTower: MiniCPMV,
     MuseGlimmerTower: MuseGlimmer,
     Gemma4Tower: Gemma4,

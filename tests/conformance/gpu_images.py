@@ -119,6 +119,7 @@ MADE: dict[str, dict[str, Any]] = {
     "muse_glimmer": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
     "lighton_ocr": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
+    "lfm3_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
     "gemma4": {
         "num_attention_heads": 2,
@@ -145,6 +146,7 @@ GRIDS: dict[str, list[Grid]] = {
     "muse_glimmer": [(1, 4, 6), (1, 4, 2)],
     "lighton_ocr": [(1, 4, 6), (1, 5, 3)],
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
+    "lfm3_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],
     "gemma4_unified": [(1, 4, 6), (1, 4, 2)],
     "gemma4-large": [(1, 4, 6), (1, 4, 2)],

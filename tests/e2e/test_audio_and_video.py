@@ -48,7 +48,7 @@ NAMES = [
         ("exaone4_5", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm46v"),
     ),
     *map(slow, ("gemma4_unified", "gemma4_unified, videos")),
-    *map(slow, ("glm_ocr", "muse_glimmer", "llava_onevision", "llava_next_video")),
+    *map(slow, ("glm_ocr", "muse_glimmer", "llava_onevision", "llava_next_video", "lfm3_vl")),
     *map(slow, ("gemma4", "gemma4, videos", "qwen2_5_omni", "qwen2_5_omni, videos")),
     *map(slow, ("qwen3_omni_moe", "qwen3_omni_moe, videos", *HEARING)),
 ]

@@ -55,7 +55,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return Subject(made, str(directory))
 
 
-WITH_STATES = ("lfm2_vl",)
+WITH_STATES = "lfm2_vl", "lfm3_vl"
 """Families that cannot draft."""
 
 
@@ -92,6 +92,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "qianfan_ocr",
         "llama4",
         "lfm2_vl",
+        "lfm3_vl",
         "aya_vision",
         "cohere2_vision",
     )

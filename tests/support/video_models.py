@@ -94,7 +94,7 @@ def reference_tokens(
             for token in (config.video_start_token_id, config.video_end_token_id)
         )
         is_image, is_video = is_image & (begun <= ended), is_image & (begun > ended)
-    if not any(each in model.vision_family for each in ("omni", "exaone", "muse", "llava")):
+    if not any(each in model.vision_family for each in ("omni", "exaone", "muse", "llava", "lfm")):
         inputs["mm_token_type_ids"] = is_image.long() + 2 * is_video.long()
     with placed(model, is_image, is_video):
         output = model.generate(

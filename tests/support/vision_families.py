@@ -831,6 +831,20 @@ FAMILIES = {
             "size": _SQUARE,
         },
     ),
+    "lfm3_vl": _qwen(
+        "Lfm3Vl",
+        {
+            "model_type": "lfm3",
+            "layer_types": ["conv", "full_attention", "sliding_attention"],
+            **{"conv_L_cache": 3, "head_dim": 16, "sliding_window": 32, "pad_token_id": None},
+        },
+        VISION
+        | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
+        | {"num_key_value_heads": 1},
+        **HALF_MEAN,
+        patch_size=16,
+        size={"shortest_edge": 64 * 64, "longest_edge": 64 * 64 * 8},
+    )._replace(outer={"projector_hidden_size": 48}),
     "lfm2_vl": VisionFamily(
         model="Lfm2Vl",
         text=TEXT

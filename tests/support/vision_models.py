@@ -59,7 +59,7 @@ ALIKE = (
 ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
-    if name.startswith(("exaone", "gemma4", "glm", "kimi", "lfm2", "lighton", "minicpm"))
+    if name.startswith(("exaone", "gemma4", "glm", "kimi", "lfm", "lighton", "minicpm"))
     or name.startswith(("mistral", "muse", "paddle", "qwen"))
 )
 """Families whose tower takes images of any size."""

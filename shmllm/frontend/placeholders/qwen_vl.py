@@ -1,10 +1,10 @@
-"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5, 2.5-Omni and PaddleOCR-VL: a token for each square of merged
-patches of an image, or of a frame of a video."""
+"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5, 2.5-Omni, LFM3-VL and PaddleOCR-VL: a token for each square of
+merged patches of an image, or of a frame of a video."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 from shmllm.frontend.images.rules.family import Rules
@@ -74,6 +74,13 @@ class Qwen35Placeholder(Qwen3VLPlaceholder):
     """The defaults of transformers' `Qwen3_5Config`."""
 
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(248056, 248057, 248053, 248054)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm3VlPlaceholder(Qwen3VLPlaceholder):
+    """The defaults of transformers' `Lfm3VlConfig`."""
+
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(125_030, 125_029, 125_009, 125_010)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,3 +174,16 @@ class Qwen35VideoPlaceholder(Qwen3VideoPlaceholder):
     """As Qwen3-VL's, with other ids."""
 
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = Qwen35Placeholder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfm3VlVideoPlaceholder(Qwen3VideoPlaceholder):
+    """The same frames in place of the mark alone, as transformers' processor writes them."""
+
+    IMAGE: ClassVar[type[QwenVLPlaceholder]] = Lfm3VlPlaceholder
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        found = super().of(config, texts)
+        one = one_token(found.token, found.token_id)
+        return replace(found, **one)

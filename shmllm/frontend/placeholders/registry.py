@@ -87,6 +87,8 @@ from shmllm.frontend.placeholders.qwen_omni import (
     Qwen3ASRPlaceholder,
 )
 from shmllm.frontend.placeholders.qwen_vl import (
+    Lfm3VlPlaceholder,
+    Lfm3VlVideoPlaceholder,
     PaddleOcrVlPlaceholder,
     Qwen3VideoPlaceholder,
     Qwen3VLPlaceholder,
@@ -120,6 +122,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "GraniteSpeechPlusForConditionalGeneration": (GraniteSpeechPlaceholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Lfm2VlForConditionalGeneration": (Lfm2VlPlaceholder,),
+    "Lfm3VlForConditionalGeneration": (Lfm3VlPlaceholder, Lfm3VlVideoPlaceholder),
     "LightOnOCRForConditionalGeneration": (LightOnOcrPlaceholder,),
     "LightOnOcrForConditionalGeneration": (LightOnOcrPlaceholder,),
     "Llama4ForConditionalGeneration": (Llama4Placeholder,),

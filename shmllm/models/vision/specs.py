@@ -25,6 +25,7 @@ from shmllm.models.vision.squares_specs import (
     GlmOcrTower,
     KimiTower,
     Lfm2VlTower,
+    Lfm3VlTower,
     MiniCPMVTower,
     MuseGlimmerTower,
     PaddleOcrVlTower,
@@ -216,6 +217,7 @@ TowerSpec = (
     | GlmOcrTower
     | KimiTower
     | Lfm2VlTower
+    | Lfm3VlTower
     | MiniCPMVTower
     | MuseGlimmerTower
     | Gemma4Tower

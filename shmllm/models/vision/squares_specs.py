@@ -293,6 +293,26 @@ class Lfm2VlTower(SquaresTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm3VlTower(RotatedTower):
+    """
+    Attributes:
+        num_kv_heads: the number of key heads, and of value heads.
+        full_layers: the layers with attention; the others have a convolution.
+        taps: the number of rows, and of columns, that a convolution reads.
+        eps: of the norms of the encoder.
+        projector_inner, projector_activation, projector_bias: see `Lfm2VlTower`.
+    """
+
+    num_kv_heads: int
+    full_layers: tuple[int, ...]
+    taps: int
+    eps: float
+    projector_inner: int
+    projector_activation: VisionActivation
+    projector_bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MiniCPMVTower(SquaresTower):
     """Squares of four patches become one in the middle of the encoder, unless that is left out, and
     squares of four of those behind it.

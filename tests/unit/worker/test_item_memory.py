@@ -318,6 +318,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "vision_use_head": False,
         },
     },
+    "Lfm3Vl": {
+        "model_type": "lfm3_vl",
+        "text_config": {
+            "model_type": "lfm3",
+            "vocab_size": 128000,
+            "hidden_size": 2048,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 16,
+        },
+        "vision_config": {"model_type": "lfm3_vl_vision"},
+    },
     "Gemma3": {
         "model_type": "gemma3",
         "image_token_index": 262144,
@@ -390,11 +401,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
 LightOnOCR-2, GLM-OCR, PaddleOCR-VL, GOT-OCR 2, LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Aya
-Vision 8B, Command A Vision, LFM2-VL-1.6B, Gemma 3 4B, Gemma 4 31B and SmolVLM (2B), with fewer
-layers of text."""
+Vision 8B, Command A Vision, LFM2-VL-1.6B, LFM3-VL-2B, Gemma 3 4B, Gemma 4 31B and SmolVLM (2B),
+with fewer layers of text."""
 
 
-ALIKE = ("AyaVision", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2", "DeepseekOcr2")
+ALIKE = ("AyaVision", "Lfm3Vl", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2", "DeepseekOcr2")
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3_5Config, Qwen3VLConfig
+from transformers import (
+    Lfm3VlConfig,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3VLConfig,
+)
+from transformers.models.lfm3_vl.processing_lfm3_vl import Lfm3VlProcessor
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
@@ -34,6 +41,7 @@ KINDS: dict[str, tuple[Any, Any, str]] = {
     "qwen2": (Qwen2VLProcessor, Qwen2VLConfig, "Qwen2VL"),
     "qwen2.5": (Qwen2_5_VLProcessor, Qwen2_5_VLConfig, "Qwen2_5_VL"),
     "qwen3": (Qwen3VLProcessor, Qwen3VLConfig, "Qwen3VL"),
+    "lfm3": (Lfm3VlProcessor, Lfm3VlConfig, "Lfm3Vl"),
 }
 
 
@@ -41,11 +49,11 @@ class Model:
     """
     Attributes:
         theirs: what transformers' processor needs to replace marks.
-        is_3: whether it is Qwen 3.
+        is_3: whether it is Qwen 3, or LFM3, which has its processor.
     """
 
     def __init__(self, name: str, tokenizer: Any, directory: Path) -> None:
-        self.is_3 = name == "qwen3"
+        self.is_3 = name in ("qwen3", "lfm3")
         self.tokenizer = tokenizer
         self.theirs = SimpleNamespace(
             video_token="<|video_pad|>",
@@ -210,6 +218,7 @@ def test_defaults_are_those_of_transformers(kind: Any, architecture: str, tmp_pa
     found = placeholders_of_model(tmp_path, whole)["video"]
     assert found.token_id == whole["video_token_id"]
     assert placeholders_of_model(tmp_path, names)["video"] == found
+    assert placeholders_of_model(tmp_path, names)["image"].token_id == whole["image_token_id"]
     if architecture.startswith("Qwen3"):
         ids = whole["vision_start_token_id"], found.token_id, whole["vision_end_token_id"]
         assert found.replaced_ids == ids

@@ -56,6 +56,7 @@ GRIDS: dict[str, list[Grid]] = {
     "mistral3": [(1, 4, 6), (1, 10, 2), (1, 2, 16)],
     "lighton_ocr": [(1, 4, 6), (1, 5, 7), (1, 3, 2)],
     "lfm2_vl": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
+    "lfm3_vl": [(1, 4, 6), (1, 2, 2), (1, 14, 10), (1, 2, 20)],
     "llava_next": [(3, 128, 64), (3, 90, 64), (5, 101, 77), (4, 64, 150), (3, 2, 1300)],
     "llava_next_video": [(3, 90, 64)],
     "llava_onevision": [(3, 90, 64), (5, 128, 128), (5, 101, 120), (1, 60, 70)],
@@ -291,6 +292,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "lfm2_vl",
         {"hidden_act": "gelu", "vision_use_head": True, "layer_norm_eps": 1e-3},
         {"projector_use_layernorm": False, "projector_bias": False},
+    ),
+    "LFM3-VL with other layers and squares": (
+        "lfm3_vl",
+        {"layer_types": None, "num_hidden_layers": 5, "conv_kernel_size": 5}
+        | {"spatial_merge_size": 1, "temporal_patch_size": 1, "norm_eps": 1e-3}
+        | {"num_key_value_heads": 2}
+        | {"rope_parameters": {"rope_type": "axial", "rope_theta": 50.0}},
+        {"projector_hidden_act": "silu", "projector_bias": False},
     ),
     "LFM2-VL with larger squares": (
         "lfm2_vl",

@@ -1,0 +1,31 @@
+"""Fields that config.json leaves out mean what transformers' configurations write for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from support.absent_fields import assert_absent_fields_agree
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+FEW: dict[str, dict[str, Any]] = {
+    "Lfm3Vl": {
+        "text_config": SIZES | {"model_type": "lfm3", "vocab_size": 128_000},
+        "vision_config": {"model_type": "lfm3_vl_vision"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_absent_fields_agree_with_transformers(name: str, tmp_path: Path) -> None:
+    kind = getattr(transformers, f"{name}Config")
+    architecture = f"{name}ForConditionalGeneration"
+    assert_absent_fields_agree(tmp_path, architecture, FEW[name], kind(**FEW[name]))
