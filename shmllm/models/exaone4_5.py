@@ -36,7 +36,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     if vision is None:
         return None
     num_kv_heads = vision.integer("num_key_value_heads", 8)
-    tower = read_tower(vision, config, num_kv_heads)
+    tower = read_tower(vision, config.hidden_size, num_kv_heads)
     if tower.num_heads % num_kv_heads:
         raise vision.error(
             f"num_key_value_heads ({num_kv_heads}) must divide num_heads ({tower.num_heads})"

@@ -49,7 +49,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     vision = vision_fields(fields, "qwen2_5_omni_vision_encoder")
     if vision is None:
         return None
-    tower = replace(qwen2_5_vl.read_tower(vision, config), has_apart=True)
+    tower = replace(qwen2_5_vl.read_tower(vision, config.hidden_size), has_apart=True)
     per_second = fields.whole.integer("position_id_per_seconds", 25)
     names = "image_token_id", "image_token_index"
     return VisionSpec(

@@ -37,7 +37,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     vision = vision_fields(fields, "qwen2_5_vl_vision", "qwen2_5_vl")
     if vision is None:
         return None
-    tower = read_tower(vision, config)
+    tower = read_tower(vision, config.hidden_size)
     return VisionSpec(
         image_token=read_item_token(fields, ("image_token_id",), TOKENS.image, config.vocab_size),
         tower=tower,
@@ -53,15 +53,15 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     )
 
 
-def read_tower(vision: Fields, config: ModelConfig, num_kv_heads: int = 0) -> Qwen2_5Tower:
+def read_tower(vision: Fields, hidden_size: int, num_kv_heads: int = 0) -> Qwen2_5Tower:
     """Returns the tower that a ``vision_config`` describes.
 
     Args:
         vision: its fields.
-        config: that of the language model.
+        hidden_size: the width of the language model's embeddings.
         num_kv_heads: see `Qwen2_5Tower`.
     """
-    shared = read_qwen_tower(vision, config.hidden_size, _VISION_DEFAULTS)
+    shared = read_qwen_tower(vision, hidden_size, _VISION_DEFAULTS)
     square = shared["patch_size"] * shared["merge_size"]
     return Qwen2_5Tower(
         **shared,

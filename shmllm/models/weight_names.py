@@ -17,6 +17,8 @@ TABLE = "model.embed_tokens.weight"
 """The default name of the embedding table."""
 
 RENAMED_PREFIXES = {
+    "model.language_model.model.": "model.",  # of HyperCLOVA X
+    "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "language_model.model.encoder.layers.": "model.layers.",  # of Qianfan-OCR, by transformers
     "language_model.model.": "model.",
@@ -67,8 +69,9 @@ _SAME = {
     "vision_encoder": "vision_tower",
     "vision_projection": "multi_modal_projector",
     "mlp_AR": "projector",
+    "vision_projector": "projector",
 }
-"""Other names for parts: those of LightOnOCR, and of PaddleOCR-VL's files."""
+"""Other names for parts: those of LightOnOCR, of PaddleOCR-VL's files and of HyperCLOVA X's."""
 
 TOWER_PREFIXES = {
     f"{outer}{name}.{inner}": f"{_SAME.get(name, name)}."
@@ -83,6 +86,7 @@ TOWER_PREFIXES = {
         "aligner": ("",),
         "projector": ("",),
         "mlp_AR": ("",),
+        "vision_projector": ("",),
         "visual": ("",),
         "visual_embeddings_table": ("",),
         "vision_model": ("",),

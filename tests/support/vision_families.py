@@ -489,6 +489,20 @@ FAMILIES = {
         ids=dict([*_QWEN_IDS.items()][:2]),
         chat="<vision><|image_pad|></vision>",
     ),
+    "hyperclovax_vision_v2": _qwen(
+        "HyperCLOVAXVisionV2",
+        {"model_type": "hyperclovax", "logits_scaling": 0.5, "residual_multiplier": 0.7},
+        QWEN
+        | {"hidden_size": 64, "num_heads": 4, "out_hidden_size": 48}
+        | {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1, 3]},
+        **CLIP_MEAN,
+        patch_size=14,
+        size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+    )._replace(
+        marks=(*_CHATML, *_PAD_MARKS[:2]),
+        ids=dict([*_QWEN_IDS.items()][:2]),
+        chat="<|image_pad|>",
+    ),
     "qwen2_5_omni": _qwen(
         "Qwen2_5OmniThinker",
         {"rope_parameters": QWEN2_ROPE},

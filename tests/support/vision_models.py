@@ -53,14 +53,14 @@ VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
 ALIKE = (
     *("llava_next_video", "qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe"),
-    *("glm4v_moe", "glm46v", "qianfan_ocr", "minicpm_ocr"),
+    *("glm4v_moe", "glm46v", "hyperclovax_vision_v2", "qianfan_ocr", "minicpm_ocr"),
 )
 """Families with the tower of another one."""
 ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
-    if name.startswith(("exaone", "gemma4", "glm", "kimi", "lfm", "lighton", "minicpm"))
-    or name.startswith(("mistral", "muse", "paddle", "qwen"))
+    if name.startswith(("exaone", "gemma4", "glm", "hyper", "kimi", "lfm", "lighton"))
+    or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen"))
 )
 """Families whose tower takes images of any size."""
 TWO_SIZES = ("deepseek_ocr2",)

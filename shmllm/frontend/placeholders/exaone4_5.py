@@ -1,4 +1,5 @@
-"""EXAONE 4.5: an image token, or a video token, for each square of merged patches."""
+"""EXAONE 4.5 and HyperCLOVA X: a token of an image, or of a video, for each square of merged
+patches."""
 
 from __future__ import annotations
 
@@ -24,6 +25,17 @@ class Exaone45Placeholder(QwenVLPlaceholder):
         video="<|video_pad|>",
         begin=("vision_start_token", "<vision>"),
         end=("vision_end_token", "</vision>"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperClovaPlaceholder(QwenVLPlaceholder):
+    """The defaults of transformers' `HyperCLOVAXVisionV2Config`."""
+
+    AUTHOR: ClassVar[str] = "Qwen2-VL"
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(128_060, 128_061)
+    TEXTS: ClassVar[TokenTexts] = QwenVLPlaceholder.TEXTS._replace(
+        begin=("vision_start_token", ""), end=("vision_end_token", "")
     )
 
 

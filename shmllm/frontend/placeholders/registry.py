@@ -17,6 +17,7 @@ from shmllm.frontend.placeholders.deepseek_ocr2 import DeepseekOcr2Placeholder
 from shmllm.frontend.placeholders.exaone4_5 import (
     Exaone45Placeholder,
     Exaone45VideoPlaceholder,
+    HyperClovaPlaceholder,
 )
 from shmllm.frontend.placeholders.family import Config, Placeholder
 from shmllm.frontend.placeholders.fun_asr_nano import FunAsrPlaceholder
@@ -120,6 +121,8 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "GraniteDoclingForConditionalGeneration": (GraniteDoclingPlaceholder,),
     "GraniteSpeechForConditionalGeneration": (GraniteSpeechPlaceholder,),
     "GraniteSpeechPlusForConditionalGeneration": (GraniteSpeechPlaceholder,),
+    "HCXVisionV2ForCausalLM": (HyperClovaPlaceholder,),
+    "HyperCLOVAXVisionV2ForConditionalGeneration": (HyperClovaPlaceholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Lfm2VlForConditionalGeneration": (Lfm2VlPlaceholder,),
     "Lfm3VlForConditionalGeneration": (Lfm3VlPlaceholder, Lfm3VlVideoPlaceholder),

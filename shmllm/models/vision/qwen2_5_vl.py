@@ -1,4 +1,5 @@
-"""The tower of Qwen 2.5 VL and EXAONE 4.5: most layers attend within windows of an image."""
+"""The tower of Qwen 2.5 VL, EXAONE 4.5 and HyperCLOVA X: most layers attend within windows of an
+image."""
 
 from __future__ import annotations
 
@@ -23,17 +24,19 @@ class Qwen2_5(Tower):
     def __init__(self, spec: Qwen2_5Tower, hidden_size: int, storage: Storage) -> None:
         super().__init__(storage)
         self._spec = spec
-        width, size = spec.hidden_size, spec.patch_size
+        width, size, behind = spec.hidden_size, spec.patch_size, spec.merged_width
+        at = "vision_model." if behind else "visual."
         self._patches = self.make_dense(
-            "visual.patch_embed.proj", width, 3, spec.num_frames, size, size, bias=False
+            f"{at}patch_embed.proj", width, 3, spec.num_frames, size, size, bias=False
         )
         self._layers = [
-            _Layer(spec, f"visual.blocks.{layer}", self) for layer in range(spec.num_layers)
+            _Layer(spec, f"{at}blocks.{layer}", self) for layer in range(spec.num_layers)
         ]
         merged = width * spec.merge_size**2
-        self._norm = self.make_rms_norm("visual.merger.ln_q", width, _EPS)
-        self._up = self.make_dense("visual.merger.mlp.0", merged, merged)
-        self._down = self.make_dense("visual.merger.mlp.2", hidden_size, merged)
+        self._norm = self.make_rms_norm(f"{at}merger.ln_q", width, _EPS)
+        self._up = self.make_dense(f"{at}merger.mlp.0", merged, merged)
+        self._down = self.make_dense(f"{at}merger.mlp.2", behind or hidden_size, merged)
+        self._last = self.make_dense("projector", hidden_size, behind) if behind else None
 
     def __call__(self, pixels: Tensor, grid: Grid) -> Tensor:
         spec = self._spec
@@ -43,7 +46,8 @@ class Qwen2_5(Tower):
         for index, layer in enumerate(self._layers):
             x = layer(x, rotation, [] if index in spec.full_layers else windows)
         merged = self._norm(x).view(-1, self._up.weight.shape[1])
-        return self._down(F.gelu(self._up(merged)))
+        found = self._down(F.gelu(self._up(merged)))
+        return found if self._last is None else self._last(found)
 
 
 class _Layer:

@@ -95,12 +95,15 @@ class Qwen2_5Tower(RotatedTower):
         full_layers: the layers that attend to the whole image.
         num_kv_heads: the number of key heads, and of value heads; 0: that of heads.
         has_apart: whether checkpoints have the projections to queries, keys and values apart.
+        merged_width: the width of the results of the tower's own projections, which one more reads
+            under the names of HyperCLOVA X; 0: they are the embeddings.
     """
 
     window: int
     full_layers: tuple[int, ...]
     num_kv_heads: int = 0
     has_apart: bool = False
+    merged_width: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

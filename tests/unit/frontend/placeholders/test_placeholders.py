@@ -31,6 +31,7 @@ from transformers import (
     GlmOcrConfig,
     GotOcr2Config,
     GraniteDoclingConfig,
+    HyperCLOVAXVisionV2Config,
     Idefics3Config,
     InternVLConfig,
     LightOnOcrConfig,
@@ -66,6 +67,9 @@ from transformers.models.granite_docling.image_processing_pil_granite_docling im
 )
 from transformers.models.granite_docling.processing_granite_docling import (
     GraniteDoclingProcessor,
+)
+from transformers.models.hyperclovax_vision_v2.processing_hyperclovax_vision_v2 import (
+    HyperCLOVAXVisionV2Processor,
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -104,7 +108,7 @@ IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
 NAMES += ["gemma4", "mistral3", "mistral3, other tokens", "llava_next", "internvl", "glm4v"]
-NAMES += ["exaone4.5", "qianfan_ocr", "qianfan_ocr, other text", "granite_docling"]
+NAMES += ["exaone4.5", "hyperclovax", "qianfan_ocr", "qianfan_ocr, other text", "granite_docling"]
 NAMES += ["ovis2", "ovis2, one token"]
 
 
@@ -197,6 +201,10 @@ def _qwen(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
         "qwen2.5": (Qwen2_5_VLProcessor, Qwen2_5_VLConfig, "Qwen2_5_VL", 14),
         "qwen3": (Qwen3VLProcessor, Qwen3VLConfig, "Qwen3VL", 16),
         "exaone4.5": (Exaone4_5_Processor, Exaone4_5_Config, "Exaone4_5_", 14),
+        "hyperclovax": (
+            *(HyperCLOVAXVisionV2Processor, HyperCLOVAXVisionV2Config),
+            *("HyperCLOVAXVisionV2", 14),
+        ),
     }[name]
     images = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=20000, patch_size=patch)
     processor = without_videos(kind)(images, tokens(QWEN), None)

@@ -17,6 +17,10 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 FEW: dict[str, dict[str, Any]] = {
+    "HyperCLOVAXVisionV2": {
+        "text_config": SIZES | {"model_type": "hyperclovax", "vocab_size": 128_256},
+        "vision_config": {"model_type": "qwen2_5_vl"},
+    },
     "Lfm3Vl": {
         "text_config": SIZES | {"model_type": "lfm3", "vocab_size": 128_000},
         "vision_config": {"model_type": "lfm3_vl_vision"},

@@ -44,8 +44,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-PUBLISHED = {f"{name}ForConditionalGeneration" for name in ("KimiK25", "KimiVL")}
-"""Architectures that transformers does not have, of models that it has; see `test_kimi_files`."""
+PUBLISHED = {
+    *(f"{name}ForConditionalGeneration" for name in ("KimiK25", "KimiVL")),
+    "HCXVisionV2ForCausalLM",
+}
+"""Architectures that transformers does not have, of models that it has; see `test_kimi_files` and
+`test_tower_weights`."""
 UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
 RETRIEVERS = {"ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"}

@@ -110,6 +110,20 @@ def test_newer_files_have_the_names_in_memory(name: str, tmp_path: Path) -> None
     assert_equal(values_of(load(tmp_path)), before)
 
 
+def test_files_of_hyperclova_x_have_a_whole_language_model(tmp_path: Path) -> None:
+    make_vision_model("hyperclovax_vision_v2", tmp_path)
+    before = values_of(load(tmp_path))
+    inner, head = "model.language_model.", "model.language_model.lm_head.weight"
+    stored = load_file(tmp_path / "model.safetensors")
+    assert head in stored
+    names = {each: each.replace(inner, f"{inner}model.") for each in stored if each != head}
+    whole = {names.get(each, each): tensor for each, tensor in stored.items()}
+    save_file(whole, tmp_path / "model.safetensors")
+    path, own = tmp_path / "config.json", "HyperCLOVAXVisionV2ForConditionalGeneration"
+    path.write_text(path.read_text().replace(own, "HCXVisionV2ForCausalLM"))
+    assert_equal(values_of(load(tmp_path)), before)
+
+
 def test_glm_ocr_leaves_out_a_layer_that_predicts_further_tokens(tmp_path: Path) -> None:
     make_vision_model("glm_ocr", tmp_path, num_nextn_predict_layers=1)
     before = values_of(load(tmp_path))
