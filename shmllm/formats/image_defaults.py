@@ -196,6 +196,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "patch_size": 16,
         "do_sample_frames": True,
     },
+    "HunYuanVLImageProcessor": _QWEN2_VL
+    | {
+        "size": {"shortest_edge": 512 * 512, "longest_edge": 2048 * 2048},
+        "patch_size": 16,
+        "temporal_patch_size": 1,
+    },
     "PaddleOCRVLImageProcessor": _QWEN2_VL
     | {
         "size": {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536},

@@ -37,10 +37,10 @@ def _frequencies(rope: RopeConfig) -> Tensor:
 
 
 def axes(rope: RopeConfig) -> tuple[int, ...]:
-    """Returns the axis of the position by which each rotated pair is turned: 0 for time, 1 for the
-    row and 2 for the column; all 0 if a position is one number.
+    """Returns the axis of the position by which each rotated pair is turned, such as 0 for time, 1
+    for the row and 2 for the column; all 0 if a position is one number.
 
-    Pairs of the three axes follow each other (Wang et al., "Qwen2-VL", 2024), or take turns while
+    Pairs of the axes follow each other (Wang et al., "Qwen2-VL", 2024), or take turns while
     an axis has some left, and the rest belong to time (Qwen 3 VL).
     """
     num_pairs = rope.rotary_dim // 2

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from shmllm.models.fields import Fields
 
 NUM_AXES = 3
-"""The number of axes of a position: time, row and column."""
+"""The number of axes of most positions that have several: time, row and column."""
 
 _SECTIONS = "mrope_section"
 
@@ -77,8 +77,8 @@ class RopeConfig:
         max_length: used by longrope: the largest number of tokens of a request.
         num_pairs: used by proportional: the number of pairs that are rotated; the frequencies of
             the others are 0.
-        sections: how many pairs are rotated by each axis of a token's position: by time, row and
-            column (Wang et al., "Qwen2-VL", 2024, section 2.1); (): a position is one number.
+        sections: how many pairs are rotated by each axis of a token's position, such as time, row
+            and column (Wang et al., "Qwen2-VL", 2024, section 2.1); (): a position is one number.
         mixes_axes: whether pairs of the three axes take turns, and do not follow each other axis by
             axis; see `rope.axes`.
         reversed: whether heads turn the other way.
@@ -193,9 +193,9 @@ def _rotary_dim(fields: Fields, rope: Fields, head_dim: int, default: float | No
     return rotary_dim
 
 
-def needs_axes(ropes: Iterable[RopeConfig]) -> bool:
-    """Returns whether some rotation is by positions on three axes."""
-    return any(rope.sections for rope in ropes)
+def count_axes(ropes: Iterable[RopeConfig]) -> int:
+    """Returns the number of axes of positions; 0: a position is one number."""
+    return max((len(rope.sections) for rope in ropes), default=0)
 
 
 def _with_sections(rope: Fields, plain: RopeConfig) -> RopeConfig:

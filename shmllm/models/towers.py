@@ -42,6 +42,8 @@ from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.glm_ocr import GlmOcr
 from shmllm.models.vision.got_ocr2 import GotOcr2
 from shmllm.models.vision.granite_docling import GraniteDocling
+from shmllm.models.vision.hunyuan_vl import HunYuanVL
+from shmllm.models.vision.hunyuan_vl_specs import HunYuanVLTower
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
 from shmllm.models.vision.janus import Janus
@@ -120,6 +122,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
     GlmOcrTower: GlmOcr,
+    HunYuanVLTower: HunYuanVL,
     KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,
     Lfm3VlTower: Lfm3Vl,

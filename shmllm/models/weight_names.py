@@ -90,6 +90,7 @@ TOWER_PREFIXES = {
         "visual": ("",),
         "visual_embeddings_table": ("",),
         "vision_model": ("",),
+        "vit": ("",),
         "connector": ("",),
         "mlp1": ("",),
         "sam_model": ("",),

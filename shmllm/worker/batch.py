@@ -21,6 +21,7 @@ from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.grid_positions import GridPositions
 from shmllm.worker.item_places import item_ends
 from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
 from shmllm.worker.rope_positions import PlacedGrid, RopePositions
@@ -91,6 +92,7 @@ class InputBatch:
         make_tables: returns the memory of `block_tables`, zeroed, by their shape; None: any.
         patches_per_side: how many patches of an image an embedding stands for in each direction, in
             models that rotate by positions on several axes; 0: others.
+        grid_axes: the number of axes of `GridPositions`; 0: those of `RopePositions`.
         video_times: where frames of videos are on the axis of time.
         spans_prompts: whether a token of a prompt attends to all of the prompt.
         has_encoder: whether requests begin with positions that an encoder computes.
@@ -122,6 +124,7 @@ class InputBatch:
         max_drafts: int = 0,
         make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
         patches_per_side: int = 0,
+        grid_axes: int = 0,
         video_times: VideoTimes = UNTIMED,
         spans_prompts: bool = False,
         has_encoder: bool = False,
@@ -146,7 +149,9 @@ class InputBatch:
         self._video_times = video_times
         self.num_prompt_tokens = np.zeros(num_rows, np.int64) if spans_prompts else None
         self._encoded_ends = np.zeros(num_rows, np.int64) if has_encoder else None
-        self.rope_positions = RopePositions(num_rows) if patches_per_side else None
+        self.rope_positions: RopePositions | GridPositions | None = None
+        if patches_per_side:
+            self.rope_positions = GridPositions(grid_axes) if grid_axes else RopePositions(num_rows)
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
         self._num_assigned = np.zeros(num_rows, np.int64)

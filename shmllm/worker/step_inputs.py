@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from shmllm.models.mixer_specs import Ahead, Encoded
-from shmllm.models.rope_config import NUM_AXES
 from shmllm.worker.arrays import LongArray
 
 
@@ -33,8 +32,8 @@ class StepInputs:
             sampled.
         sample_rows: (N,) int64, the rows of their requests.
         sample_positions: (N,) int64, the position that each sampled token will have.
-        rope_positions: (3, T) int64, the position of each token on three axes, time, row and
-            column, for rotations by sections; None: it is `positions` on all three.
+        rope_positions: (axes, T) int64, the position of each token on several axes, such as time,
+            row and column, for rotations by sections; None: it is `positions` on all of them.
         item_ends: (T,) int64, the position behind the item, say an image, or the prompt that each
             token belongs to, or behind its own; None: all are behind their own.
         encoded_ends: (T,) int64, the position behind those that an encoder has computed of each
@@ -56,12 +55,12 @@ class StepInputs:
     item_ends: LongArray | None = None
     encoded_ends: LongArray | None = None
 
-    @property
-    def positions_on_axes(self) -> LongArray:
-        """`rope_positions`, also where the axes are alike: (3, T) int64, not to be written."""
-        if self.rope_positions is not None:
+    def on_axes(self, num_axes: int) -> LongArray:
+        """Return `rope_positions`, also where the axes are alike: (num_axes, T) int64, not to be
+        written."""
+        if num_axes and self.rope_positions is not None:
             return self.rope_positions
-        return np.broadcast_to(self.positions, (NUM_AXES, len(self.positions)))
+        return np.broadcast_to(self.positions, (num_axes, len(self.positions)))
 
     @property
     def looks_ahead(self) -> bool:

@@ -103,7 +103,7 @@ class InputsConformance:
         """Also where a batch has none: they are alike then."""
         last_tokens = torch.zeros(ROWS, dtype=torch.int64, device=gpu_device.torch_device)
         sizes = 16, ROWS, SAMPLES, BLOCKS, GROUPS
-        inputs = GpuInputs(*sizes, last_tokens, gpu_device, has_axes=True)
+        inputs = GpuInputs(*sizes, last_tokens, gpu_device, num_axes=3)
         for has_axes in (True, False):
             batch = InputBatch(ROWS, 4 * BLOCKS, 4, 100, GROUPS, patches_per_side=int(has_axes))
             plan = StepPlan(1, rows=[2, 0], starts=[1, 4], counts=[4, 2])

@@ -93,6 +93,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "llama4",
         "lfm2_vl",
         "lfm3_vl",
+        "hunyuan_vl",
         "aya_vision",
         "cohere2_vision",
     )

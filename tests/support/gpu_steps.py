@@ -17,7 +17,7 @@ from shmllm.config.load import DecodeKernel
 from shmllm.core.plan import BlockAppend, NewRequest, StepPlan
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model, stored_parts
-from shmllm.models.rope_config import needs_axes
+from shmllm.models.rope_config import count_axes
 from shmllm.models.weights import load_weights, stored_kinds
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
@@ -106,7 +106,7 @@ class GpuSteps:
             config.vocab_size,
             num_groups,
             max_drafts=max_drafts,
-            patches_per_side=int(needs_axes(config.ropes)),
+            patches_per_side=int(count_axes(config.ropes) > 0),
         )
         max_blocks = MAX_LENGTH // BLOCK_SIZE
         num_blocks = 1 + max_requests * max_blocks * num_groups
@@ -133,7 +133,7 @@ class GpuSteps:
             device,
             tuple(dict.fromkeys(each.ahead for each in config.attentions if each.ahead != 0)),
             config.num_token_types > 0,
-            needs_axes(config.ropes),
+            count_axes(config.ropes),
         )
         self.buffers = GpuBuffers(
             config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic,

@@ -141,6 +141,7 @@ _MUSE_MARKS = (
     *("<|image_start|>", "<|image_end|>"),
     *("<|vid_start|>", "<|vid_end|>", "<|vid_frame_separator|>"),
 )
+_HUNYUAN_MARKS = tuple(f"<\uff5chy_place▁holder▁no▁{number}\uff5c>" for number in (102, 100, 101))
 _COHERE2 = TEXT | {"model_type": "cohere2", "sliding_window": 16, "logit_scale": 0.25}
 _COHERE_MARKS = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
 _COHERE_TILES = ("TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)))
@@ -488,6 +489,27 @@ FAMILIES = {
         marks=(*_CHATML, *_PAD_MARKS[:2], "<vision>", "</vision>"),
         ids=dict([*_QWEN_IDS.items()][:2]),
         chat="<vision><|image_pad|></vision>",
+    ),
+    "hunyuan_vl": _qwen(
+        "HunYuanVL",
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0}
+            | {"alpha": 4.0, "mrope_section": [2, 2, 2, 2]},
+        },
+        {key: VISION[key] for key in VISION if key != "image_size"} | {"max_image_size": 80},
+        **CLIP_MEAN,
+        patch_size=16,
+        temporal_patch_size=1,
+        size={"shortest_edge": 64 * 64, "longest_edge": 64 * 64 * 8},
+    )._replace(
+        marks=(*_CHATML, *_HUNYUAN_MARKS),
+        image=_HUNYUAN_MARKS[0],
+        ids={"image_token_id": _HUNYUAN_MARKS[0]},
+        chat=f"{_HUNYUAN_MARKS[1]}{_HUNYUAN_MARKS[0]}{_HUNYUAN_MARKS[2]}",
+        processor=("HunYuanVL", "hunyuan_vl"),
     ),
     "hyperclovax_vision_v2": _qwen(
         "HyperCLOVAXVisionV2",

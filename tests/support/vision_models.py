@@ -31,6 +31,7 @@ from support.vision_families import (
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
+from transformers.models.hunyuan_vl import modeling_hunyuan_vl as hunyuan_vl
 
 from shmllm.params.items import MODALITIES, Grid
 
@@ -46,6 +47,13 @@ def _masks_of_gemma4(**arguments: Any) -> Any:
     return make(**arguments) if "block_sequence_ids" in arguments else _MASKS(**arguments)
 
 
+# HunyuanOCR's class turns the elements of a pair by different axes; this is its authors' formula.
+def _angles_of_hunyuan(self: Any, angles: Tensor) -> Tensor:
+    parts = angles.split(self.mrope_section, -1)
+    return torch.cat([part[axis] for axis, part in enumerate(parts)] * 2, -1)
+
+
+hunyuan_vl.HunYuanVLRotaryEmbedding.recomposition_frequencies = _angles_of_hunyuan
 _MASKS = gemma4_unified.create_masks_for_generate
 gemma4_unified.create_masks_for_generate = _masks_of_gemma4
 LFM2_VL = import_without_torchvision("lfm2_vl.image_processing_lfm2_vl")
@@ -59,7 +67,7 @@ ALIKE = (
 ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
-    if name.startswith(("exaone", "gemma4", "glm", "hyper", "kimi", "lfm", "lighton"))
+    if name.startswith(("exaone", "gemma4", "glm", "hunyuan", "hyper", "kimi", "lfm", "lighton"))
     or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen"))
 )
 """Families whose tower takes images of any size."""
@@ -377,7 +385,7 @@ def reference_tokens(
     inputs |= prompt_types(model, ids)
     if "omni" in model.vision_family:
         pass  # it finds the tokens itself
-    elif model.vision_family.startswith(("gemma4", "glm", "paddle", "qwen")):
+    elif model.vision_family.startswith(("gemma4", "glm", "hunyuan", "paddle", "qwen")):
         inputs["mm_token_type_ids"] = is_image
     elif model.vision_family == "gemma3":
         inputs["token_type_ids"] = is_image

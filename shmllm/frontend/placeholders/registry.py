@@ -42,6 +42,7 @@ from shmllm.frontend.placeholders.glm4v import (
 )
 from shmllm.frontend.placeholders.got_ocr2 import GotOcr2Placeholder
 from shmllm.frontend.placeholders.granite_speech import GraniteSpeechPlaceholder
+from shmllm.frontend.placeholders.hunyuan_vl import HunYuanVLPlaceholder
 from shmllm.frontend.placeholders.idefics3 import (
     ColModernVBertPlaceholder,
     GraniteDoclingPlaceholder,
@@ -122,6 +123,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "GraniteSpeechForConditionalGeneration": (GraniteSpeechPlaceholder,),
     "GraniteSpeechPlusForConditionalGeneration": (GraniteSpeechPlaceholder,),
     "HCXVisionV2ForCausalLM": (HyperClovaPlaceholder,),
+    "HunYuanVLForConditionalGeneration": (HunYuanVLPlaceholder,),
     "HyperCLOVAXVisionV2ForConditionalGeneration": (HyperClovaPlaceholder,),
     "InternVLForConditionalGeneration": (InternVLPlaceholder,),
     "Lfm2VlForConditionalGeneration": (Lfm2VlPlaceholder,),

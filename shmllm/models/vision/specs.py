@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 from shmllm.models.vision.grids import Grid
+from shmllm.models.vision.hunyuan_vl_specs import HunYuanVLTower
 from shmllm.models.vision.llava_specs import (
     LlavaNextTower,
     LlavaNextVideoTower,
@@ -215,6 +216,7 @@ TowerSpec = (
     | PixtralTower
     | Glm4vTower
     | GlmOcrTower
+    | HunYuanVLTower
     | KimiTower
     | Lfm2VlTower
     | Lfm3VlTower
@@ -265,8 +267,11 @@ class VisionSpec:
         both_ways: whether the tokens of an image attend to all of it, in some layers at least.
         merge_size: the number of patches that an embedding stands for in each direction, of
             images of any size; 0: tiles have one size.
-        has_axes: whether positions have three axes; otherwise those of images count on like those
+        has_axes: whether positions have several axes; otherwise those of images count on like those
             of text.
+        grid_axes: the number of axes of positions whose last three are the column and the row
+            within an image and the number of the image, and on which text counts on; 0: text goes
+            on behind the longest side of an image.
         video: how it takes videos; None: it takes none.
     """
 
@@ -277,6 +282,7 @@ class VisionSpec:
     both_ways: bool = False
     merge_size: int = 0
     has_axes: bool = False
+    grid_axes: int = 0
     video: VideoSpec | None = None
 
     def num_embeddings(self, grid: Grid) -> int:

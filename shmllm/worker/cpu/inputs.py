@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from shmllm.models.mixer_specs import Ahead, AttentionSpec, LatentAttentionSpec
-from shmllm.models.rope_config import NUM_AXES
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Alone, SharedArrays
 from shmllm.worker.step_inputs import StepInputs
@@ -57,12 +56,13 @@ class CpuInputs:
             request.
         memory: what the ranks of a group share the inputs in; None: there are none.
         aheads: the different values of `AttentionSpec.ahead`.
-        has_axes: whether queries and keys are rotated by positions on several axes.
+        num_axes: the number of axes of the positions by which queries and keys are rotated; 0: a
+            position is one number.
 
     Attributes:
         token_ids, positions, token_types: (max_tokens,) int64, as in `StepInputs`. A negative token
             id means that the token's embedding is in the buffer already.
-        rope_positions: (3, max_tokens) int64, as in `StepInputs`; None: there are no axes.
+        rope_positions: (axes, max_tokens) int64, as in `StepInputs`; None: there are no axes.
         slot_mapping: (num_groups, max_tokens) int64, as in `StepInputs`.
         rows, first_tokens, counts, context_lens: (max_requests,) int64, as in `StepInputs`.
         sample_tokens: (max_samples,) int64, likewise.
@@ -81,7 +81,7 @@ class CpuInputs:
         max_samples: int | None = None,
         memory: SharedArrays | None = None,
         aheads: Collection[Ahead] = (0,),
-        has_axes: bool = False,
+        num_axes: int = 0,
     ) -> None:
         self._memory = memory or Alone()
         words = self._memory.array
@@ -90,8 +90,8 @@ class CpuInputs:
             words(name, max_tokens) for name in ("token_ids", "positions", "token_types")
         )
         self.rope_positions: LongArray | None = None
-        if has_axes:
-            self.rope_positions = words("rope_positions", NUM_AXES, max_tokens)
+        if num_axes:
+            self.rope_positions = words("rope_positions", num_axes, max_tokens)
         self._ends = {
             ahead: words(f"ends of {ahead} ahead", max_tokens) for ahead in aheads if ahead != 0
         }
@@ -158,7 +158,7 @@ class CpuInputs:
         self.positions[:num_tokens] = inputs.positions
         self.token_types[:num_tokens] = inputs.token_types
         if self.rope_positions is not None:
-            self.rope_positions[:, :num_tokens] = inputs.positions_on_axes
+            self.rope_positions[:, :num_tokens] = inputs.on_axes(len(self.rope_positions))
         for ahead, ends in self._ends.items():
             ends[:num_tokens] = inputs.ends_of_keys(ahead)
         self.slot_mapping[:, :num_tokens] = inputs.slot_mapping

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.rope_config import needs_axes
+from shmllm.models.rope_config import count_axes
 from shmllm.worker.arrays import IntArray
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
@@ -87,7 +87,7 @@ class _Slot:
         aheads = {each.ahead for each in config.attentions}
         self.inputs = CpuInputs(
             max_tokens, max_requests, divisions, cache.num_groups, max_samples, memory, aheads,
-            needs_axes(config.ropes),
+            count_axes(config.ropes),
         )  # fmt: skip
         self.tables: IntArray
         self.tables = memory.array("tables", *tables.block_tables.shape, dtype="int32")

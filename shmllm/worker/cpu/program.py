@@ -11,7 +11,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
-from shmllm.models.rope_config import needs_axes
+from shmllm.models.rope_config import count_axes
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
@@ -102,7 +102,7 @@ class CpuProgram:
         aheads = {each.ahead for each in model.config.attentions}
         self.inputs = CpuInputs(
             max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples, group, aheads,
-            needs_axes(model.config.ropes),
+            count_axes(model.config.ropes),
         )  # fmt: skip
         self.buffers = CpuBuffers(
             model.config, max_tokens, batch.max_samples, activation_dtype, group

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from shmllm.core.plan import StepPlan
 from shmllm.models.mixer_specs import WITHIN_ITEMS, Ahead
-from shmllm.models.rope_config import NUM_AXES
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.batch import EMBEDDED
 from shmllm.worker.gpu.device import Device
@@ -55,13 +54,13 @@ class PackedStep:
         inputs: StepInputs,
         aheads: Sequence[Ahead] = (),
         has_types: bool = False,
-        has_axes: bool = False,
+        num_axes: int = 0,
     ) -> PackedStep:
         """Pack the inputs of a step; see `GpuInputs`."""
         numbers = np.concatenate((
             inputs.token_ids, inputs.positions, inputs.slot_mapping.ravel(),
             *((inputs.token_types,) if has_types else ()),
-            *(inputs.positions_on_axes if has_axes else ()), *map(inputs.ends_of_keys, aheads),
+            *inputs.on_axes(num_axes), *map(inputs.ends_of_keys, aheads),
             inputs.first_tokens, inputs.context_lens, inputs.rows,
             inputs.sample_tokens, inputs.sample_rows, inputs.sample_positions,
         ))  # fmt: skip
@@ -99,7 +98,8 @@ class GpuInputs:
         device: the device.
         aheads: the different values of `AttentionSpec.ahead` of layers that are not causal.
         has_types: whether the model has embeddings of token types.
-        has_axes: whether queries and keys are rotated by positions on several axes.
+        num_axes: the number of axes of the positions by which queries and keys are rotated; 0: a
+            position is one number.
 
     Attributes:
         step: the step's inputs, padded; see `StepTensors`.
@@ -127,11 +127,11 @@ class GpuInputs:
         device: Device,
         aheads: Sequence[Ahead] = (),
         has_types: bool = False,
-        has_axes: bool = False,
+        num_axes: int = 0,
     ) -> None:
         where = device.torch_device
-        self._aheads, self._has_types, self._has_axes = list(aheads), has_types, has_axes
-        largest, num_axes = StepSizes(max_tokens, max_requests, max_samples), NUM_AXES * has_axes
+        self._aheads, self._has_types, self._num_axes = list(aheads), has_types, num_axes
+        largest = StepSizes(max_tokens, max_requests, max_samples)
         self.step = StepTensors.allocate(
             largest, where, num_groups, len(aheads), has_types, num_axes
         )
@@ -168,7 +168,7 @@ class GpuInputs:
 
     def pack(self, inputs: StepInputs) -> PackedStep:
         """Pack the inputs of a step, for `launch`."""
-        return PackedStep.of(inputs, self._aheads, self._has_types, self._has_axes)
+        return PackedStep.of(inputs, self._aheads, self._has_types, self._num_axes)
 
     def ends(self, ahead: Ahead, num_tokens: int) -> Tensor | None:
         """Return the end of the keys that each token attends to in layers with this

@@ -20,7 +20,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.drafting_model import DraftingModel
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.medusa_model import MedusaModel
-from shmllm.models.rope_config import needs_axes
+from shmllm.models.rope_config import count_axes
 from shmllm.worker.batch import InputBatch
 from shmllm.worker.gpu.attention_launches import max_verified
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -124,6 +124,7 @@ class StepResources:
             samples_ahead=not config.speculative.most_drafted,
             max_drafts=drafts,
             patches_per_side=model.patches_per_side,
+            grid_axes=model.vision.grid_axes if model.vision else 0,
             video_times=model.video_times,
             spans_prompts=model.spans_prompts,
             has_encoder=model.num_encoded > 0,
@@ -144,7 +145,7 @@ class StepResources:
             device,
             tuple(aheads),
             model.num_token_types > 0,
-            needs_axes(model.ropes),
+            count_axes(model.ropes),
         )
         options = config.load.deterministic, max_verified(config.speculative.most_drafted)
         buffers = GpuBuffers(model, loaded.dtype, *sizes, device, *options, max_model_len)

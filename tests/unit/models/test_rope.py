@@ -22,7 +22,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.lengths import for_length
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
-from shmllm.models.rope_config import RopeConfig, needs_axes
+from shmllm.models.rope_config import RopeConfig, count_axes
 from shmllm.models.transformers_impl.config import find_length
 from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.rows import ROPE_TABLES
@@ -258,7 +258,7 @@ def test_tables_of_positions_on_axes_equal_transformers(
         rope_parameters=dict(parameters),
     )
     rope = RopeConfig.from_fields(Fields({"rope_parameters": parameters}, ""), 4096, head_dim)
-    assert needs_axes([rope])
+    assert count_axes([rope]) == 3
     positions = torch.randint(0, 4096, (3, 40), generator=torch.Generator().manual_seed(2))
     wanted = module(config)(torch.zeros(1), positions[:, None])
     half = head_dim // 2
@@ -280,7 +280,7 @@ def test_the_old_type_of_sections_reads_the_same() -> None:
     assert axes(replace(found, sections=(6, 1, 1), mixes_axes=True)) == (0, 1, 2, 0, 0, 0, 0, 0)
     plain = replace(found, sections=())
     assert axes(plain) == (0,) * 8
-    assert not needs_axes([plain])
+    assert not count_axes([plain])
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "vision_use_head": False,
         },
     },
+    "HunYuanVL": {
+        "model_type": "hunyuan_vl",
+        "vocab_size": 120818,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "rope_parameters": {"mrope_section": [16] * 4},
+        "vision_config": {"model_type": "hunyuan_vl_vision"},
+    },
     "Lfm3Vl": {
         "model_type": "lfm3_vl",
         "text_config": {
@@ -401,11 +413,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 """The sizes of Qwen3-VL-8B, Qwen2-VL-7B, Qwen2.5-VL-7B, GLM-4.1V-9B, Mistral Small 3.1,
 LightOnOCR-2, GLM-OCR, PaddleOCR-VL, GOT-OCR 2, LLaVA-1.5-7B, InternVL3-8B, Llama 4 Scout, Aya
-Vision 8B, Command A Vision, LFM2-VL-1.6B, LFM3-VL-2B, Gemma 3 4B, Gemma 4 31B and SmolVLM (2B),
-with fewer layers of text."""
+Vision 8B, Command A Vision, LFM2-VL-1.6B, HunyuanOCR, LFM3-VL-2B, Gemma 3 4B, Gemma 4 31B and
+SmolVLM (2B), with fewer layers of text."""
 
 
-ALIKE = ("AyaVision", "Lfm3Vl", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2", "DeepseekOcr2")
+ALIKE = (
+    *("AyaVision", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2", "DeepseekOcr2"),
+    *("HunYuanVL", "Lfm3Vl"),
+)
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

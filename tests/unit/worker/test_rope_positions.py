@@ -15,6 +15,8 @@ from transformers import (
     Glm4vMoeModel,
     GlmOcrConfig,
     GlmOcrModel,
+    HunYuanVLConfig,
+    HunYuanVLModel,
     PaddleOCRVLConfig,
     PaddleOCRVLModel,
     Qwen2_5_VLConfig,
@@ -39,6 +41,7 @@ from shmllm.models.rope_config import VideoTimes
 from shmllm.params.items import Item
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.batch import InputBatch
+from shmllm.worker.grid_positions import GridPositions
 from shmllm.worker.rope_positions import PlacedGrid, RopePositions
 
 MERGE = 2
@@ -277,7 +280,7 @@ def test_a_batch_places_text_behind_the_times_of_videos_that_are_aligned() -> No
     batch = InputBatch(1, 32, 32, 100, **options)
     request = replace(with_item(16, VIDEO), items=(sound, VIDEO))
     batch.update(plan := plan_of((0, 0, 16), new=(request,)))
-    time, row, column = batch.inputs(plan).positions_on_axes.tolist()
+    time, row, column = batch.inputs(plan).on_axes(3).tolist()
     assert time == [0, 1, *[2] * 4, *[5] * 4, *[8] * 4, 9, 10]
     assert row == [0, 1, *[2, 2, 3, 3] * 3, 9, 10]
     assert column == [0, 1, *[2, 3] * 6, 9, 10]
@@ -294,7 +297,7 @@ def test_aligned_times_have_the_roundings_of_transformers() -> None:
         batch.update(plan := plan_of((0, 0, 40), new=(with_item(40, item),)))
         each = torch.tensor([seconds])[0]
         expected = (torch.arange(40) * each.float() * tokens).long()
-        assert batch.inputs(plan).positions_on_axes[0].tolist() == expected.tolist()
+        assert batch.inputs(plan).on_axes(3)[0].tolist() == expected.tolist()
         differs |= expected.tolist() != (torch.arange(40) * (tokens * each)).long().tolist()
     assert differs, "the order of the products matters"
 
@@ -376,7 +379,7 @@ def test_a_new_request_of_a_row_has_no_images_of_the_former() -> None:
     assert batch.rope_positions is not None
     batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)])
     batch.update(plan := plan_of((0, 0, 4), new=(request_of(0, 4),)))
-    assert batch.inputs(plan).positions_on_axes.tolist() == [[0, 1, 2, 3]] * 3
+    assert batch.inputs(plan).on_axes(3).tolist() == [[0, 1, 2, 3]] * 3
 
 
 VIDEO = Item(bytes(32), ((2, 14),), (3, 4, 4), None, "video", 1.5)
@@ -390,7 +393,7 @@ def with_item(length: int, item: Item) -> NewRequest:
 def test_a_batch_places_videos_by_the_time_between_their_frames() -> None:
     batch = InputBatch(1, 32, 32, 100, patches_per_side=2, video_times=VideoTimes(2.0))
     batch.update(plan := plan_of((0, 0, 16), new=(with_item(16, VIDEO),)))
-    time, row, column = batch.inputs(plan).positions_on_axes.tolist()
+    time, row, column = batch.inputs(plan).on_axes(3).tolist()
     assert time == [0, 1, *[2] * 4, *[5] * 4, *[8] * 4, 4, 5]
     assert row == [0, 1, *[2, 2, 3, 3] * 3, 4, 5]
     assert column == [0, 1, *[2, 3] * 6, 4, 5]
@@ -410,13 +413,13 @@ def test_times_have_the_roundings_of_transformers() -> None:
         batch = InputBatch(1, 64, 32, 100, patches_per_side=2, video_times=VideoTimes(tokens))
         batch.update(plan := plan_of((0, 0, 40), new=(with_item(40, item),)))
         expected = (torch.arange(40) * (tokens * torch.tensor([seconds])[0])).long()
-        assert batch.inputs(plan).positions_on_axes[0].tolist() == expected.tolist()
+        assert batch.inputs(plan).on_axes(3)[0].tolist() == expected.tolist()
 
 
 def test_without_time_a_frame_is_one_position() -> None:
     batch = InputBatch(1, 32, 32, 100, patches_per_side=2)
     batch.update(plan := plan_of((0, 0, 16), new=(with_item(16, VIDEO),)))
-    time, row, _ = batch.inputs(plan).positions_on_axes.tolist()
+    time, row, _ = batch.inputs(plan).on_axes(3).tolist()
     assert time == [0, 1, *[2] * 4, *[3] * 4, *[4] * 4, 4, 5]
     assert row == [0, 1, *[2, 2, 3, 3] * 3, 4, 5]
 
@@ -424,7 +427,7 @@ def test_without_time_a_frame_is_one_position() -> None:
 def test_a_batch_places_frames_between_texts_as_images() -> None:
     batch = InputBatch(1, 32, 32, 100, patches_per_side=2)
     batch.update(plan := plan_of((0, 0, 19), new=(with_item(19, FRAMES),)))
-    time, row, column = batch.inputs(plan).positions_on_axes.tolist()
+    time, row, column = batch.inputs(plan).on_axes(3).tolist()
     assert time == [0, 1, *[2] * 4, 4, 5, *[6] * 4, 8, 9, *[10] * 4, 12]
     assert row == [0, 1, 2, 2, 3, 3, 4, 5, 6, 6, 7, 7, 8, 9, 10, 10, 11, 11, 12]
     assert column == [0, 1, 2, 3, 2, 3, 4, 5, 6, 7, 6, 7, 8, 9, 10, 11, 10, 11, 12]
@@ -435,7 +438,7 @@ def test_a_batch_of_a_model_without_axes_has_none() -> None:
     batch.update(plan := plan_of((0, 0, 4), new=(request_of(0, 4),)))
     inputs = batch.inputs(plan)
     assert inputs.rope_positions is None
-    assert inputs.positions_on_axes.tolist() == [[0, 1, 2, 3]] * 3
+    assert inputs.on_axes(3).tolist() == [[0, 1, 2, 3]] * 3
 
 
 def test_tokens_attend_up_to_the_ends_of_their_items() -> None:
@@ -451,3 +454,35 @@ def test_tokens_attend_up_to_the_ends_of_their_items() -> None:
     assert beyond.ends_of_keys(WITHIN_ITEMS).tolist() == [2, 6, 6, 6, 6, 2, 2], "of those known"
     causal = replace(inputs, item_ends=inputs.positions + 1)
     assert not causal.looks_ahead
+
+
+@pytest.mark.parametrize("sections", [[2, 3, 3], [2, 2, 2, 2]])
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_those_of_hunyuan_ocr_are_places_in_images(sections: list[int], size: int) -> None:
+    """In any chunks, and where several requests share a step."""
+    ropes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+    text = TEXT | {"head_dim": 16, "rope_parameters": ropes, "pad_token_id": 0}
+    vision = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    with torch.device("meta"):
+        model = HunYuanVLModel(HunYuanVLConfig(text_config=text, vision_config=vision))
+    sides = [(2, 3), (1, 1), (4, 2)]
+    kinds, items = [0] * 5, []
+    for rows, columns in sides:
+        items.append(PlacedGrid(len(kinds), 1, rows, columns))
+        kinds += [1] * (rows * (columns + 1) + 2) + [0] * 2
+    types = torch.tensor([kinds])
+    grids = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in sides])
+    expected, deltas = model.get_rope_index(torch.zeros_like(types), types, grids)
+    assert deltas.tolist() == [[0]]  # what follows a prompt counts on
+    known = GridPositions(len(sections))
+    known.update(1, items)
+    for begin in range(0, len(kinds) + 3, size):
+        span = np.arange(begin, min(begin + size, len(kinds) + 3))
+        alike = np.broadcast_to(span, (len(sections), len(span)))
+        found = known.fill(np.repeat([1, 0], len(span)), np.tile(span, 2))
+        inside = span < len(kinds)
+        wanted = np.concatenate((expected[:, 0, span[inside]], alike[:, ~inside]), 1)
+        assert found[:, : len(span)].tolist() == wanted.tolist()
+        assert found[:, len(span) :].tolist() == alike.tolist()
+    known.update(1, [])
+    assert known.fill(np.array([1]), np.array([7])).tolist() == [[7]] * len(sections)

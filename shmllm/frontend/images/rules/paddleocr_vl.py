@@ -17,10 +17,7 @@ class PaddleOcrVlRules(Qwen2VLRules):
 
     @classmethod
     def of(cls, options: Options) -> Self:
-        if (frames := options.count("temporal_patch_size")) != 1:
-            raise RequestError(
-                f"'temporal_patch_size' must be 1, not {frames}", parameter="temporal_patch_size"
-            )
+        check_one_frame(options)
         return super().of(options)
 
     def size_of(self, width: int, height: int) -> tuple[int, int]:
@@ -37,3 +34,11 @@ class PaddleOcrVlRules(Qwen2VLRules):
             width, height = factor, round(height * factor / width)
         refuse_narrow(max(width, height) / min(width, height), given)
         return sides_within(width, height, self.fewest, self.most, factor)
+
+
+def check_one_frame(options: Options) -> None:
+    """Raises RequestError unless each frame is one of its own."""
+    if (frames := options.count("temporal_patch_size")) != 1:
+        raise RequestError(
+            f"'temporal_patch_size' must be 1, not {frames}", parameter="temporal_patch_size"
+        )

@@ -15,6 +15,7 @@ from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.images.rules.granite_docling import GraniteDoclingRules
+from shmllm.frontend.images.rules.hunyuan_vl import HunYuanVLRules
 from shmllm.frontend.images.rules.idefics3 import Idefics3Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.images.rules.janus import JanusRules
@@ -45,6 +46,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "GotOcr2ImageProcessor": InternVLRules,
     "GraniteDoclingImageProcessor": GraniteDoclingRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,
+    "HunYuanVLImageProcessor": HunYuanVLRules,
     "JanusImageProcessor": JanusRules,
     "KimiK25VisionProcessor": KimiRules,
     "KimiVLImageProcessor": KimiVLRules,

@@ -21,6 +21,9 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
 from transformers.models.granite_docling.image_processing_pil_granite_docling import (
     GraniteDoclingImageProcessorPil,
 )
+from transformers.models.hunyuan_vl.image_processing_pil_hunyuan_vl import (
+    HunYuanVLImageProcessorPil,
+)
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import (
@@ -80,6 +83,7 @@ PROCESSORS: dict[str, Any] = {
     "glm4v, narrow bounds": Glm4vImageProcessorPil(
         size={"shortest_edge": 40001, "longest_edge": 40203}
     ),
+    "hunyuan_vl": HunYuanVLImageProcessorPil(min_pixels=3136, max_pixels=40000, resample=1),
     "paddleocr_vl": PaddleOCRVLImageProcessorPil(min_pixels=3136, max_pixels=40000),
     "paddleocr_vl, narrow bounds": PaddleOCRVLImageProcessorPil(
         size={"shortest_edge": 20000, "longest_edge": 20100}
@@ -139,7 +143,7 @@ def patches(planes: np.ndarray, processor: Any) -> np.ndarray:
 
 
 def rows_of_patches(planes: np.ndarray, processor: Any) -> np.ndarray:
-    """PaddleOCR-VL's order of pixels: [rows * columns, 3, patch, patch]."""
+    """The order of pixels of PaddleOCR-VL and HunyuanOCR: [rows * columns, 3, patch, patch]."""
     side = processor.patch_size
     rows, columns = (each // side for each in planes.shape[2:])
     split = planes.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
@@ -152,7 +156,8 @@ def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) ->
     theirs = expected["pixel_values"]
     if "image_grid_thw" in expected:
         assert expected["image_grid_thw"].tolist() == [list(tiles.grid)]
-        ours = (rows_of_patches if theirs.ndim == 4 else patches)(ours, processor)
+        in_rows = theirs.ndim == 4 or isinstance(processor, HunYuanVLImageProcessorPil)
+        ours = (rows_of_patches if in_rows else patches)(ours, processor).reshape(theirs.shape)
     elif "image_position_ids" in expected:
         places = expected["image_position_ids"][0]
         count = int((places[:, 0] >= 0).sum())

@@ -21,6 +21,10 @@ from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImagePr
 from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.got_ocr2.processing_got_ocr2 import GotOcr2Processor
+from transformers.models.hunyuan_vl.image_processing_pil_hunyuan_vl import (
+    HunYuanVLImageProcessorPil,
+)
+from transformers.models.hunyuan_vl.processing_hunyuan_vl import HunYuanVLProcessor
 from transformers.models.lighton_ocr.processing_lighton_ocr import LightOnOcrProcessor
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
@@ -31,6 +35,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.image_settings import pixel_table
 from shmllm.frontend.items.registry import processors_of_model
+from shmllm.frontend.placeholders.hunyuan_vl import HunYuanVLPlaceholder
 
 Make = Callable[..., Any]
 PADDLE = ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
@@ -110,7 +115,30 @@ def paddleocr_vl(make_tokenizer: Make, directory: Path, **images: Any) -> Reader
     return Reader(processor, ours, "<|begin_of_sentence|>User: {}OCR:\nAssistant:\n")
 
 
+def hunyuan_vl(make_tokenizer: Make, directory: Path, **images: Any) -> Reader:
+    """The settings of HunyuanOCR, of which the filter does not count, and its fields, which are not
+    nested."""
+    texts = HunYuanVLPlaceholder.TEXTS
+    marks = {"image_token": texts.image}
+    marks |= {"image_start_token": texts.begin[1], "image_end_token": texts.end[1]}
+    tokenizer = make_tokenizer([*marks.values()], **marks, pad_token=texts.image)
+    bounds = {"min_pixels": 512 * 512, "max_pixels": 2048 * 2048} | images
+    processor = HunYuanVLProcessor(HunYuanVLImageProcessorPil(**bounds, resample=1), tokenizer)
+    settings = {"image_processor_type": "HunYuanVLImageProcessor", "resample": 1} | bounds
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    tokenizer.save_pretrained(directory)
+    config = {
+        "architectures": ["HunYuanVLForConditionalGeneration"],
+        "image_token_id": processor.image_token_id,
+        "vision_config": {"patch_size": 16, "spatial_merge_size": 2},
+    }
+    ours = processors_of_model(directory, config)["image"]
+    assert ours.mark == f"{texts.begin[1]}{texts.image}{texts.end[1]}"
+    return Reader(processor, ours, "System. {}Read it.")
+
+
 READERS: dict[str, Callable[..., Reader]] = {
+    "hunyuan_vl": hunyuan_vl,
     "lighton_ocr": lighton_ocr,
     "glm_ocr": glm_ocr,
     "paddleocr_vl": paddleocr_vl,
@@ -155,11 +183,12 @@ def picture(patches: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
     """The planes, [3, height, width], of patches that follow one another row by row, or as flat
     ones square by square, with two frames."""
     _, rows, columns = grid
-    if patches.ndim == 4:
-        planes = patches.reshape(rows, columns, 3, 14, 14).transpose(2, 0, 3, 1, 4)
-    else:
-        split = patches.reshape(rows // 2, columns // 2, 2, 2, 3, 2, 14, 14)
-        planes = split[:, :, :, :, :, 0].transpose(4, 0, 2, 5, 1, 3, 6)
+    if (count := patches[0].size) in (3 * 14 * 14, 3 * 16 * 16):
+        side = 14 if count == 3 * 14 * 14 else 16
+        planes = patches.reshape(rows, columns, 3, side, side).transpose(2, 0, 3, 1, 4)
+        return np.ascontiguousarray(planes).reshape(3, rows * side, columns * side)
+    split = patches.reshape(rows // 2, columns // 2, 2, 2, 3, 2, 14, 14)
+    planes = split[:, :, :, :, :, 0].transpose(4, 0, 2, 5, 1, 3, 6)
     return np.ascontiguousarray(planes).reshape(3, rows * 14, columns * 14)
 
 

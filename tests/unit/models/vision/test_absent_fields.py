@@ -17,6 +17,12 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 FEW: dict[str, dict[str, Any]] = {
+    "HunYuanVL": {
+        "text_config": SIZES
+        | {"vocab_size": 121_000, "head_dim": 16}
+        | {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+        "vision_config": {"model_type": "hunyuan_vl_vision"},
+    },
     "HyperCLOVAXVisionV2": {
         "text_config": SIZES | {"model_type": "hyperclovax", "vocab_size": 128_256},
         "vision_config": {"model_type": "qwen2_5_vl"},

@@ -10,10 +10,64 @@ import pytest
 from transformers import GlmOcrConfig, GotOcr2Config, LightOnOcrConfig, PaddleOCRVLConfig
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.vision.hunyuan_vl_specs import HunYuanVLTower
 from shmllm.models.vision.sam_specs import GotOcr2Tower
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.models.vision.squares_specs import GlmOcrTower, PaddleOcrVlTower, PixtralTower
 
+HUNYUAN_OCR: dict[str, Any] = {
+    "architectures": ["HunYuanVLForConditionalGeneration"],
+    "attention_bias": False,
+    "attention_head_dim": 128,
+    "eod_token_id": 120020,
+    "eos_token_id": 120020,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "im_end_id": 120119,
+    "im_newline_id": 120121,
+    "im_start_id": 120118,
+    "image_token_id": 120120,
+    "intermediate_size": 3584,
+    "max_position_embeddings": 32768,
+    "model_type": "hunyuan_vl",
+    "norm_type": "rms",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "org_vocab_size": 120818,
+    "pad_id": 120002,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "alpha": 1000.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "type": "xdrope",
+        "xdrope_section": [16, 16, 16, 16],
+    },
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "use_qk_norm": True,
+    "vision_config": {
+        "cat_extra_token": 1,
+        "hidden_act": "gelu",
+        "hidden_size": 1152,
+        "img_max_token_num": 4096,
+        "intermediate_size": 4304,
+        "interpolate_mode": "bilinear",
+        "max_image_size": 2048,
+        "max_vit_seq_len": 16384,
+        "num_attention_heads": 16,
+        "num_channels": 3,
+        "num_hidden_layers": 27,
+        "out_hidden_size": 1024,
+        "patch_size": 16,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+    },
+}
 GLM_OCR: dict[str, Any] = {
     "architectures": ["GlmOcrForConditionalGeneration"],
     "image_end_token_id": 59257,
@@ -293,3 +347,16 @@ def test_paddleocr_vl_ties_embeddings_as_transformers_does(
     tied = read(tmp_path, whole)[0].tie_word_embeddings
     theirs = PaddleOCRVLConfig(tie_word_embeddings=outer, text_config=dict(text))
     assert tied == theirs.tie_word_embeddings
+
+
+def test_files_of_hunyuan_ocr_have_the_language_model_beside_vision_config(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, HUNYUAN_OCR)
+    assert (config.hidden_size, config.num_layers, config.vocab_size) == (1024, 24, 120_818)
+    assert (config.tie_word_embeddings, config.eos_token_ids) == (True, (120_020,))
+    (rope,) = config.ropes
+    assert (rope.rotary_dim, rope.type, rope.sections) == (128, "default", (16,) * 4)
+    assert rope.theta == pytest.approx(1e4 * 1000 ** (128 / 126))
+    assert (vision.image_token, vision.grid_axes, vision.merge_size) == (120_120, 4, 2)
+    assert isinstance(vision.tower, HunYuanVLTower)
+    assert (vision.tower.table_side, vision.tower.num_layers) == (128, 27)
+    assert vision.num_embeddings((1, 64, 48)) == 32 * 25 + 2

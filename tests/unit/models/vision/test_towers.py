@@ -38,6 +38,7 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
     "exaone4_5": [(1, 6, 14), (1, 2, 12)],
+    "hunyuan_vl": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "hyperclovax_vision_v2": [(1, 6, 14), (1, 2, 12)],
     "qwen2_5_omni": [(1, 4, 6), (1, 6, 14)],
     "qwen3_vl": [(1, 8, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40), (1, 32, 32)],
@@ -293,6 +294,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "lfm2_vl",
         {"hidden_act": "gelu", "vision_use_head": True, "layer_norm_eps": 1e-3},
         {"projector_use_layernorm": False, "projector_bias": False},
+    ),
+    "HunyuanOCR with a smaller table and smaller squares": (
+        "hunyuan_vl",
+        {"max_image_size": 50, "interpolate_mode": "bicubic", "hidden_act": "gelu_pytorch_tanh"}
+        | {"rms_norm_eps": 1e-3, "spatial_merge_size": 1, "temporal_patch_size": 1},
+        {},
     ),
     "LFM3-VL with other layers and squares": (
         "lfm3_vl",

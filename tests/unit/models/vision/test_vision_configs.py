@@ -238,6 +238,29 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("exaone4_5", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from the lang"),
     ("exaone4_5", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
     ("exaone4_5", TEXT, {"model_type": "exaone_moe"}, "model_type 'exaone_moe' is not supported"),
+    ("hunyuan_vl", VISION, {"model_type": "siglip"}, "supported: hunyuan_vl_vision, hunyuan_vl"),
+    (
+        "hunyuan_vl",
+        VISION,
+        {"interpolate_mode": "area"},
+        "interpolate_mode 'area' is not supported",
+    ),
+    ("hunyuan_vl", VISION, {"temporal_patch_size": 2}, "temporal_patch_size 2 is not supported"),
+    ("hunyuan_vl", VISION, {"num_attention_heads": 3}, r"num_attention_heads \(3\) must divide"),
+    ("hunyuan_vl", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("hunyuan_vl", VISION, {"max_image_size": 8}, "'max_image_size' must be an integer of at leas"),
+    ("hunyuan_vl", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("hunyuan_vl", TEXT, {"rope_parameters": {"mrope_section": [8]}}, "3 or 4 positive integers"),
+    ("hunyuan_vl", TEXT, {"rope_parameters": {"mrope_section": 8}}, "must list positive integers"),
+    ("hunyuan_vl", TEXT, {"rope_parameters": {"mrope_section": ["a"]}}, "must list positive int"),
+    ("hunyuan_vl", TEXT, {"rope_parameters": {}}, r"that add up to 8, not \[\]"),
+    (
+        "hunyuan_vl",
+        TEXT,
+        {"rope_parameters": {"mrope_section": [2] * 4, "xdrope_section": [4, 4]}},
+        "mrope_section and xdrope_section differ",
+    ),
+    ("hunyuan_vl", TEXT, {"use_cla": True}, "use_cla true is not supported"),
     ("hyperclovax_vision_v2", VISION, {"model_type": "qwen2_vl"}, "supported: qwen2_5_vl_vision"),
     ("hyperclovax_vision_v2", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
     ("hyperclovax_vision_v2", TEXT, {"model_type": "llama"}, "model_type 'llama' is not supported"),
@@ -578,7 +601,8 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     levels = dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe"), 3)
     assert vision.num_levels == (levels | {"granite_docling": 2}).get(name, 0)
     any_size = name in ANY_SIZE
-    assert vision.has_axes == name.startswith(("glm", "paddle", "qwen"))
+    assert vision.has_axes == name.startswith(("glm", "hunyuan", "paddle", "qwen"))
+    assert vision.grid_axes == (4 if name == "hunyuan_vl" else 0)
     assert vision.merge_size == (0 if not any_size else 4 if name == "minicpmv4_6" else 2)
     of_images: dict[str, Any] = FAMILIES[name].vision
     assert vision.patch_size == of_images.get("sam_config", of_images)["patch_size"]
@@ -587,10 +611,11 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     counts |= dict.fromkeys(JOINED, 16 + 8 * 5)
     counts |= dict.fromkeys(("aya_vision", "cohere2_vision", "granite_docling", "qianfan_ocr"), 28)
     counts |= {"deepseek_ocr2": 6 * 144, "ovis2": 7 * 4 + 8}
+    of_any = {"hunyuan_vl": 2 * (5 + 1) + 2}.get(name, 10)
     grid = (3, 128, 64) if name in JOINED else (6 if name in TWO_SIZES else 7, 2, 3)
     if any_size:
         grid = (1, 2 * vision.merge_size, 5 * vision.merge_size)
-    assert vision.num_embeddings(grid) == (10 if any_size else counts.get(name, 7 * 16))
+    assert vision.num_embeddings(grid) == (of_any if any_size else counts.get(name, 7 * 16))
 
 
 def test_files_of_llava_leave_sizes_out(tmp_path: Path) -> None:
