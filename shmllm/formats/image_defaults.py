@@ -196,6 +196,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "patch_size": 16,
         "do_sample_frames": True,
     },
+    "VideoLlama3ImageProcessor": _QWEN2_VL
+    | {
+        "image_mean": _HALF,
+        "image_std": _HALF,
+        "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+        "temporal_patch_size": 1,
+        "merge_size": 1,
+    },
     "HunYuanVLImageProcessor": _QWEN2_VL
     | {
         "size": {"shortest_edge": 512 * 512, "longest_edge": 2048 * 2048},

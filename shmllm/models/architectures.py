@@ -260,6 +260,7 @@ ARCHITECTURES: dict[str, str] = {
     "UMT5EncoderModel": "t5_encoder",
     "UMT5ForConditionalGeneration": "t5",
     "VaultGemmaForCausalLM": "vaultgemma",
+    "VideoLlama3ForConditionalGeneration": "video_llama_3",
     "VoxtralForConditionalGeneration": "voxtral",
     "VoyageQwen3BidirectionalEmbedModel": "voyage",
     "WhisperForConditionalGeneration": "whisper",
@@ -340,6 +341,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
     "SmolVLMForConditionalGeneration": ("llama",),
     "Step3p7ForConditionalGeneration": ("step3p5",),
+    "VideoLlama3ForConditionalGeneration": ("qwen2",),
     "VoxtralForConditionalGeneration": ("llama",),
 }
 """For each architecture of a multimodal model, the values that ``model_type`` of its

@@ -97,6 +97,8 @@ from shmllm.models.vision.squares_specs import (
     Qwen2Tower,
     Qwen3Tower,
 )
+from shmllm.models.vision.video_llama_3 import VideoLlama3
+from shmllm.models.vision.video_llama_3_specs import VideoLlama3Tower
 
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
@@ -128,6 +130,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Lfm3VlTower: Lfm3Vl,
     MiniCPMVTower: MiniCPMV,
     MuseGlimmerTower: MuseGlimmer,
+    VideoLlama3Tower: VideoLlama3,
     Gemma4Tower: Gemma4,
     VoxtralTower: Voxtral,
     WhisperTower: Whisper,

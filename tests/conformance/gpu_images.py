@@ -120,6 +120,7 @@ MADE: dict[str, dict[str, Any]] = {
     "lighton_ocr": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "hunyuan_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "video_llama_3": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "lfm3_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
     "gemma4": {
@@ -148,6 +149,7 @@ GRIDS: dict[str, list[Grid]] = {
     "lighton_ocr": [(1, 4, 6), (1, 5, 3)],
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
     "hunyuan_vl": [(1, 4, 6), (1, 4, 2)],
+    "video_llama_3": [(1, 2, 3), (1, 2, 1)],
     "lfm3_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],
     "gemma4_unified": [(1, 4, 6), (1, 4, 2)],
@@ -242,6 +244,8 @@ def make_image(name: str, grid: Grid, seed: int) -> tuple[Grid, Any]:
 def vision_embeds(model: Any, name: str, grid: Grid) -> int:
     """Return how many embeddings an image has."""
     if name in GRIDS:
+        if name == "video_llama_3":
+            return grid[1] * grid[2]
         rows, columns = grid[1] // 2, grid[2] // 2
         return rows * (columns + 1) + 2 if name == "hunyuan_vl" else rows * columns
     return 4 if name == "granite_docling" else 16

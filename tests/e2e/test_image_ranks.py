@@ -94,6 +94,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "lfm2_vl",
         "lfm3_vl",
         "hunyuan_vl",
+        "video_llama_3",
         "aya_vision",
         "cohere2_vision",
     )

@@ -490,6 +490,21 @@ FAMILIES = {
         ids=dict([*_QWEN_IDS.items()][:2]),
         chat="<vision><|image_pad|></vision>",
     ),
+    "video_llama_3": _qwen(
+        "VideoLlama3",
+        {"model_type": "qwen2"},
+        {key: VISION[key] for key in VISION if key != "image_size"},
+        **HALF_MEAN,
+        patch_size=16,
+        temporal_patch_size=1,
+        merge_size=1,
+        size={"shortest_edge": 32 * 32, "longest_edge": 64 * 64 * 2},
+    )._replace(
+        marks=(*_CHATML, *_PAD_MARKS[:2]),
+        ids=dict([*_QWEN_IDS.items()][:2]),
+        chat="<|image_pad|>",
+        processor=("VideoLlama3", "video_llama_3"),
+    ),
     "hunyuan_vl": _qwen(
         "HunYuanVL",
         {

@@ -68,7 +68,7 @@ ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
     if name.startswith(("exaone", "gemma4", "glm", "hunyuan", "hyper", "kimi", "lfm", "lighton"))
-    or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen"))
+    or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen", "video"))
 )
 """Families whose tower takes images of any size."""
 TWO_SIZES = ("deepseek_ocr2",)
@@ -197,7 +197,7 @@ def pixel_inputs(
     if pixels.dim() == 5:  # one image of several tiles instead of several images
         found["pixel_values"] = pixels.transpose(0, 1)
     used = ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids")
-    return {key: value for key, value in found.items() if key in used}
+    return {key: found[key] for key in (*used, "image_merge_sizes") if key in found}
 
 
 Tiles = npt.NDArray[np.uint8]

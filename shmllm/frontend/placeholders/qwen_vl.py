@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.paddleocr_vl import PaddleOcrVlRules
-from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
+from shmllm.frontend.images.rules.qwen2_vl import OneFrameRules, Qwen2VLRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
@@ -36,6 +36,7 @@ class QwenVLPlaceholder(SquaresPlaceholder):
     RULES: ClassVar[type[Rules]] = Qwen2VLRules
     AUTHOR: ClassVar[str] = "Qwen"
     DEFAULT_PATCH: ClassVar[int] = 14
+    DEFAULT_MERGE: ClassVar[int] = 2
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151655, 151656, 151652, 151653)
     TEXTS: ClassVar[TokenTexts] = TokenTexts(
         image="<|image_pad|>",
@@ -55,7 +56,7 @@ class QwenVLPlaceholder(SquaresPlaceholder):
             **one_token(text, token, mark=f"{begin}{text}{end}"),
             side=None,
             patch_size=vision.integer("patch_size", default=cls.DEFAULT_PATCH),
-            merge_size=vision.integer("spatial_merge_size", default=2),
+            merge_size=vision.integer("spatial_merge_size", default=cls.DEFAULT_MERGE),
         )
 
     def expansion(self, item: PreparedItem) -> str:
@@ -81,6 +82,19 @@ class Lfm3VlPlaceholder(Qwen3VLPlaceholder):
     """The defaults of transformers' `Lfm3VlConfig`."""
 
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(125_030, 125_029, 125_009, 125_010)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoLlama3Placeholder(QwenVLPlaceholder):
+    """The defaults of transformers' `VideoLlama3Config`. Its files do not say what is merged."""
+
+    RULES: ClassVar[type[Rules]] = OneFrameRules
+    AUTHOR: ClassVar[str] = "VideoLLaMA 3"
+    DEFAULT_PATCH: ClassVar[int] = 16
+    DEFAULT_MERGE: ClassVar[int] = 1
+    TEXTS: ClassVar[TokenTexts] = QwenVLPlaceholder.TEXTS._replace(
+        begin=("vision_start_token", ""), end=("vision_end_token", "")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

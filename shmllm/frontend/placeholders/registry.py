@@ -98,6 +98,7 @@ from shmllm.frontend.placeholders.qwen_vl import (
     Qwen35VideoPlaceholder,
     QwenVideoPlaceholder,
     QwenVLPlaceholder,
+    VideoLlama3Placeholder,
 )
 from shmllm.frontend.placeholders.voxtral import VoxtralPlaceholder
 from shmllm.frontend.placeholders.whisper import WhisperPlaceholder
@@ -177,6 +178,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "Qwen3_5MoeForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
+    "VideoLlama3ForConditionalGeneration": (VideoLlama3Placeholder,),
     "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),
     "WhisperForConditionalGeneration": (WhisperPlaceholder,),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),

@@ -37,6 +37,7 @@ from shmllm.models.vision.squares_specs import (
     Qwen3Tower,
     SquaresTower,
 )
+from shmllm.models.vision.video_llama_3_specs import VideoLlama3Tower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +223,7 @@ TowerSpec = (
     | Lfm3VlTower
     | MiniCPMVTower
     | MuseGlimmerTower
+    | VideoLlama3Tower
     | Gemma4Tower
 )
 

@@ -8,17 +8,15 @@ from typing import ClassVar, Self
 
 from shmllm.formats.image_defaults import BICUBIC
 from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.paddleocr_vl import check_one_frame
-from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
+from shmllm.frontend.images.rules.qwen2_vl import OneFrameRules
 
 
 @dataclass(frozen=True, kw_only=True)
-class HunYuanVLRules(Qwen2VLRules):
+class HunYuanVLRules(OneFrameRules):
     """The rules of transformers' `HunYuanVLImageProcessor`."""
 
-    OVERRIDES: ClassVar[frozenset[str]] = Qwen2VLRules.OVERRIDES - {"resample"}
+    OVERRIDES: ClassVar[frozenset[str]] = OneFrameRules.OVERRIDES - {"resample"}
 
     @classmethod
     def of(cls, options: Options) -> Self:
-        check_one_frame(options)
         return super().of(Options({**options.values, "resample": BICUBIC}))

@@ -4,21 +4,13 @@ enlarged before that."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
-from shmllm.errors import RequestError
-from shmllm.frontend.images.rules.options import Options
-from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules, refuse_narrow, sides_within
+from shmllm.frontend.images.rules.qwen2_vl import OneFrameRules, refuse_narrow, sides_within
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaddleOcrVlRules(Qwen2VLRules):
+class PaddleOcrVlRules(OneFrameRules):
     """The rules of transformers' `PaddleOCRVLImageProcessor`."""
-
-    @classmethod
-    def of(cls, options: Options) -> Self:
-        check_one_frame(options)
-        return super().of(options)
 
     def size_of(self, width: int, height: int) -> tuple[int, int]:
         """Width and height of the resized image (transformers' `smart_resize`). Of a half, Python
@@ -34,11 +26,3 @@ class PaddleOcrVlRules(Qwen2VLRules):
             width, height = factor, round(height * factor / width)
         refuse_narrow(max(width, height) / min(width, height), given)
         return sides_within(width, height, self.fewest, self.most, factor)
-
-
-def check_one_frame(options: Options) -> None:
-    """Raises RequestError unless each frame is one of its own."""
-    if (frames := options.count("temporal_patch_size")) != 1:
-        raise RequestError(
-            f"'temporal_patch_size' must be 1, not {frames}", parameter="temporal_patch_size"
-        )

@@ -67,6 +67,19 @@ class Qwen2VLRules(BoundedRules):
         return sides_within(width, height, self.fewest, self.most, self.factor)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneFrameRules(Qwen2VLRules):
+    """The rules of transformers' `VideoLlama3ImageProcessor`: patches are not repeated."""
+
+    @classmethod
+    def of(cls, options: Options) -> Self:
+        if (frames := options.count("temporal_patch_size")) != 1:
+            raise RequestError(
+                f"'temporal_patch_size' must be 1, not {frames}", parameter="temporal_patch_size"
+            )
+        return super().of(options)
+
+
 def refuse_narrow(ratio: float, given: tuple[int, int]) -> None:
     """Raises a RequestError if the ratio of an image's sides, which were `given`, is too large."""
     if ratio > LARGEST_RATIO:

@@ -30,7 +30,7 @@ from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.ovis2 import Ovis2Rules
 from shmllm.frontend.images.rules.paddleocr_vl import PaddleOcrVlRules
 from shmllm.frontend.images.rules.pixtral import PixtralRules
-from shmllm.frontend.images.rules.qwen2_vl import Qwen2VLRules
+from shmllm.frontend.images.rules.qwen2_vl import OneFrameRules, Qwen2VLRules
 from shmllm.frontend.images.rules.siglip import SiglipRules
 
 FAMILIES: dict[str, type[Rules]] = {
@@ -65,6 +65,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Gemma4UnifiedImageProcessor": Gemma4Rules,
     "PaddleOCRVLImageProcessor": PaddleOcrVlRules,
     "PixtralImageProcessor": PixtralRules,
+    "VideoLlama3ImageProcessor": OneFrameRules,
 }
 """By the names of transformers' classes, without "Fast" and "Pil"."""
 

@@ -40,6 +40,9 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.video_llama_3.image_processing_pil_video_llama_3 import (
+    VideoLlama3ImageProcessorPil,
+)
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.image_settings import ImageSettings, pixel_table, settings_of
@@ -83,6 +86,7 @@ PROCESSORS: dict[str, Any] = {
     "glm4v, narrow bounds": Glm4vImageProcessorPil(
         size={"shortest_edge": 40001, "longest_edge": 40203}
     ),
+    "video_llama_3": VideoLlama3ImageProcessorPil(min_pixels=3136, max_pixels=40000),
     "hunyuan_vl": HunYuanVLImageProcessorPil(min_pixels=3136, max_pixels=40000, resample=1),
     "paddleocr_vl": PaddleOCRVLImageProcessorPil(min_pixels=3136, max_pixels=40000),
     "paddleocr_vl, narrow bounds": PaddleOCRVLImageProcessorPil(
@@ -142,8 +146,12 @@ def patches(planes: np.ndarray, processor: Any) -> np.ndarray:
     return twice.reshape(rows * columns, -1)
 
 
+IN_ROWS = HunYuanVLImageProcessorPil, VideoLlama3ImageProcessorPil
+"""The processors whose patches are flat, and follow one another row by row."""
+
+
 def rows_of_patches(planes: np.ndarray, processor: Any) -> np.ndarray:
-    """The order of pixels of PaddleOCR-VL and HunyuanOCR: [rows * columns, 3, patch, patch]."""
+    """The order of pixels of these and PaddleOCR-VL: [rows * columns, 3, patch, patch]."""
     side = processor.patch_size
     rows, columns = (each // side for each in planes.shape[2:])
     split = planes.reshape(3, rows, side, columns, side).transpose(1, 3, 0, 2, 4)
@@ -156,7 +164,7 @@ def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) ->
     theirs = expected["pixel_values"]
     if "image_grid_thw" in expected:
         assert expected["image_grid_thw"].tolist() == [list(tiles.grid)]
-        in_rows = theirs.ndim == 4 or isinstance(processor, HunYuanVLImageProcessorPil)
+        in_rows = theirs.ndim == 4 or isinstance(processor, IN_ROWS)
         ours = (rows_of_patches if in_rows else patches)(ours, processor).reshape(theirs.shape)
     elif "image_position_ids" in expected:
         places = expected["image_position_ids"][0]

@@ -49,6 +49,7 @@ from transformers import (
     Qwen3VLMoeConfig,
     SiglipVisionConfig,
     SmolVLMConfig,
+    VideoLlama3Config,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.exaone4_5.processing_exaone4_5 import Exaone4_5_Processor
@@ -90,6 +91,10 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+from transformers.models.video_llama_3.image_processing_pil_video_llama_3 import (
+    VideoLlama3ImageProcessorPil,
+)
+from transformers.models.video_llama_3.processing_video_llama_3 import VideoLlama3Processor
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.items.registry import processors_of_model
@@ -108,7 +113,14 @@ IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
 NAMES += ["gemma4", "mistral3", "mistral3, other tokens", "llava_next", "internvl", "glm4v"]
-NAMES += ["exaone4.5", "hyperclovax", "qianfan_ocr", "qianfan_ocr, other text", "granite_docling"]
+NAMES += [
+    "exaone4.5",
+    "hyperclovax",
+    "video_llama_3",
+    "qianfan_ocr",
+    "qianfan_ocr, other text",
+    "granite_docling",
+]
 NAMES += ["ovis2", "ovis2, one token"]
 
 
@@ -205,8 +217,12 @@ def _qwen(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
             *(HyperCLOVAXVisionV2Processor, HyperCLOVAXVisionV2Config),
             *("HyperCLOVAXVisionV2", 14),
         ),
+        "video_llama_3": (VideoLlama3Processor, VideoLlama3Config, "VideoLlama3", 16),
     }[name]
-    images = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=20000, patch_size=patch)
+    of_images = Qwen2VLImageProcessorPil
+    if kind is VideoLlama3Processor:
+        of_images = VideoLlama3ImageProcessorPil
+    images = of_images(min_pixels=3136, max_pixels=20000, patch_size=patch)
     processor = without_videos(kind)(images, tokens(QWEN), None)
     config = config_kind(image_token_id=processor.image_token_id).to_dict()
     return processor, config | {"architectures": [f"{architecture}ForConditionalGeneration"]}

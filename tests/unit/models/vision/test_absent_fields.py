@@ -27,6 +27,10 @@ FEW: dict[str, dict[str, Any]] = {
         "text_config": SIZES | {"model_type": "hyperclovax", "vocab_size": 128_256},
         "vision_config": {"model_type": "qwen2_5_vl"},
     },
+    "VideoLlama3": {
+        "text_config": SIZES | {"vocab_size": 151_936},
+        "vision_config": {"model_type": "video_llama_3_vision"},
+    },
     "Lfm3Vl": {
         "text_config": SIZES | {"model_type": "lfm3", "vocab_size": 128_000},
         "vision_config": {"model_type": "lfm3_vl_vision"},

@@ -261,6 +261,17 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "mrope_section and xdrope_section differ",
     ),
     ("hunyuan_vl", TEXT, {"use_cla": True}, "use_cla true is not supported"),
+    ("video_llama_3", VISION, {"model_type": "siglip"}, "supported: video_llama_3_vision"),
+    ("video_llama_3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
+    ("video_llama_3", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    (
+        "video_llama_3",
+        VISION,
+        {"rope_parameters": {"rope_type": "yarn"}},
+        "rope type 'yarn' is not",
+    ),
+    ("video_llama_3", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("video_llama_3", TEXT, {"model_type": "llama"}, "model_type 'llama' is not supported"),
     ("hyperclovax_vision_v2", VISION, {"model_type": "qwen2_vl"}, "supported: qwen2_5_vl_vision"),
     ("hyperclovax_vision_v2", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
     ("hyperclovax_vision_v2", TEXT, {"model_type": "llama"}, "model_type 'llama' is not supported"),
@@ -603,7 +614,8 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     any_size = name in ANY_SIZE
     assert vision.has_axes == name.startswith(("glm", "hunyuan", "paddle", "qwen"))
     assert vision.grid_axes == (4 if name == "hunyuan_vl" else 0)
-    assert vision.merge_size == (0 if not any_size else 4 if name == "minicpmv4_6" else 2)
+    merged = {"minicpmv4_6": 4, "video_llama_3": 1}
+    assert vision.merge_size == (merged.get(name, 2) if any_size else 0)
     of_images: dict[str, Any] = FAMILIES[name].vision
     assert vision.patch_size == of_images.get("sam_config", of_images)["patch_size"]
     assert vision.tile_size == (0 if any_size else 128 if name in TWO_SIZES else 64)
