@@ -98,6 +98,14 @@ _MUSE = {
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
+_JANUS = {
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+    "resample": BICUBIC,
+    "size": {"height": 384, "width": 384},
+    "min_size": 14,
+    "do_pad": True,
+}
 _EVEN = {"temporal_patch_size": 1, "do_sample_frames": False, "fps": 2}
 """What frames that lie evenly have; their number and the rate of the class are None."""
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
@@ -134,14 +142,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Ovis2ImageProcessor": _CUT | {"use_covering_area_grid": True},
     "GraniteDoclingImageProcessor": _CUT_512 | {"max_patches": 32},
     "Cohere2VisionImageProcessor": _CUT_512 | {"patch_size": 16},
-    "JanusImageProcessor": {
-        "image_mean": _CLIP_MEAN,
-        "image_std": _CLIP_STD,
-        "resample": BICUBIC,
-        "size": {"height": 384, "width": 384},
-        "min_size": 14,
-        "do_pad": True,
-    },
+    "JanusImageProcessor": _JANUS,
+    "DeepseekVLImageProcessor": _JANUS,
     "Kimi_K25ImageProcessor": _KIMI_K25,
     kimi_settings.K25: _KIMI_K25,
     kimi_settings.VL: {

@@ -83,6 +83,7 @@ ARCHITECTURES: dict[str, str] = {
     "DeciLMForCausalLM": "decilm",
     "DeepseekForCausalLM": "deepseek",
     "DeepseekOcr2ForConditionalGeneration": "deepseek_ocr2",
+    "DeepseekVLForConditionalGeneration": "deepseek_vl",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV32ForCausalLM": "deepseek_v32",
     "DeepseekV3ForCausalLM": "deepseek_v3",
@@ -261,6 +262,7 @@ ARCHITECTURES: dict[str, str] = {
     "UMT5ForConditionalGeneration": "t5",
     "VaultGemmaForCausalLM": "vaultgemma",
     "VideoLlama3ForConditionalGeneration": "video_llama_3",
+    "VipLlavaForConditionalGeneration": "vipllava",
     "VoxtralForConditionalGeneration": "voxtral",
     "VoyageQwen3BidirectionalEmbedModel": "voyage",
     "WhisperForConditionalGeneration": "whisper",
@@ -285,6 +287,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "ColPaliForRetrieval": ("gemma", "gemma2"),
     "ColQwen2ForRetrieval": ("qwen2_vl_text",),
     "DeepseekOcr2ForConditionalGeneration": ("deepseek_ocr2_text",),
+    "DeepseekVLForConditionalGeneration": ("llama",),
     "CohereCompassForConditionalGeneration": ("cohere_compass_text",),
     "Exaone4_5_ForConditionalGeneration": ("exaone4", "exaone4_5_text"),
     "JanusForConditionalGeneration": ("llama",),
@@ -342,6 +345,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "SmolVLMForConditionalGeneration": ("llama",),
     "Step3p7ForConditionalGeneration": ("step3p5",),
     "VideoLlama3ForConditionalGeneration": ("qwen2",),
+    "VipLlavaForConditionalGeneration": ("llama", "mistral", "qwen2"),
     "VoxtralForConditionalGeneration": ("llama",),
 }
 """For each architecture of a multimodal model, the values that ``model_type`` of its

@@ -23,9 +23,15 @@ _OF_IMAGES = ("vqmodel.", "generation_embeddings.", "generation_aligner.", "gene
 """The weights of what makes images, below "model."."""
 
 
+def read_text_model(fields: Fields) -> ModelConfig:
+    """Returns the configuration of the language model, whose field for a tied LM head does not
+    count."""
+    tied = fields.whole.flag(_TIED, True)
+    return llava.read_text_model(fields.with_values(fields.values | {_TIED: tied}))
+
+
 def configure(fields: Fields) -> ModelConfig:
-    tied = fields.whole.flag(_TIED, True)  # that of the language model does not count
-    config = llava.read_text_model(fields.with_values(fields.values | {_TIED: tied}))
+    config = read_text_model(fields)
     return replace(
         config,
         vision=read_vision(fields, config),
@@ -56,7 +62,11 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     encoder = _read_encoder(vision)
     return VisionSpec(
         image_token=read_item_token(fields, ("image_token_id",), 100_581, config.vocab_size),
-        tower=JanusTower(encoder=encoder, depth=vision.integer("depth", 2, maximum=MOST_LAYERS)),
+        tower=JanusTower(
+            encoder=encoder,
+            depth=vision.integer("depth", 2, maximum=MOST_LAYERS),
+            activation=encoder.activation,
+        ),
         tile_embeddings=encoder.side**2,
     )
 

@@ -46,17 +46,24 @@ from shmllm.models.vision.hunyuan_vl import HunYuanVL
 from shmllm.models.vision.hunyuan_vl_specs import HunYuanVLTower
 from shmllm.models.vision.idefics3 import Idefics3
 from shmllm.models.vision.internvl import InternVL
-from shmllm.models.vision.janus import Janus
+from shmllm.models.vision.janus import DeepseekVL, Janus
 from shmllm.models.vision.kimi import Kimi
 from shmllm.models.vision.lfm2_vl import Lfm2Vl
 from shmllm.models.vision.lfm3_vl import Lfm3Vl
 from shmllm.models.vision.llama4 import Llama4
-from shmllm.models.vision.llava import Llava, LlavaNext, LlavaNextVideo, LlavaOnevision
+from shmllm.models.vision.llava import (
+    Llava,
+    LlavaNext,
+    LlavaNextVideo,
+    LlavaOnevision,
+    VipLlava,
+)
 from shmllm.models.vision.llava_specs import (
     LlavaNextTower,
     LlavaNextVideoTower,
     LlavaOnevisionTower,
     LlavaTower,
+    VipLlavaTower,
 )
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
 from shmllm.models.vision.muse_glimmer import MuseGlimmer
@@ -72,6 +79,7 @@ from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, GotOcr2Tower
 from shmllm.models.vision.specs import (
     AyaVisionTower,
+    DeepseekVLTower,
     Gemma3Tower,
     GraniteDoclingTower,
     Idefics3Tower,
@@ -102,6 +110,7 @@ from shmllm.models.vision.video_llama_3_specs import VideoLlama3Tower
 
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
+    VipLlavaTower: VipLlava,
     LlavaNextTower: LlavaNext,
     LlavaNextVideoTower: LlavaNextVideo,
     LlavaOnevisionTower: LlavaOnevision,
@@ -109,6 +118,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Ovis2Tower: Ovis2,
     GraniteDoclingTower: GraniteDocling,
     JanusTower: Janus,
+    DeepseekVLTower: DeepseekVL,
     InternVLTower: InternVL,
     Llama4Tower: Llama4,
     AyaVisionTower: AyaVision,

@@ -403,6 +403,19 @@ FAMILIES = {
         size={"shortest_edge": IMAGE_SIZE},
         crop_size=_SQUARE,
     ),
+    "vipllava": _llava(
+        CLIP,
+        "default",
+        ("CLIP", "clip"),
+        **CLIP_MEAN,
+        do_center_crop=True,
+        resample=BICUBIC,
+        size={"shortest_edge": IMAGE_SIZE},
+        crop_size=_SQUARE,
+    )._replace(
+        model="VipLlava",
+        outer={"vision_feature_layer": [-2, 1, -3], "image_seq_length": 16},
+    ),
     "llava_next": _LLAVA_NEXT,
     "llava_next_video": _LLAVA_NEXT._replace(model="LlavaNextVideo", **_LLAVA_VIDEO),
     "llava_onevision": _llava(
@@ -945,6 +958,18 @@ FAMILIES = {
         ids={"image_token_id": "<image_placeholder>"},
         chat="<image_placeholder>\\n",
         processor=("Janus", "janus"),
+        settings=CLIP_MEAN | {"do_pad": True, "min_size": 14, "resample": BICUBIC, "size": _SQUARE},
+    ),
+    "deepseek_vl": VisionFamily(
+        model="DeepseekVL",
+        text=TEXT | {"model_type": "llama"},
+        vision=VISION | SIGLIP,
+        outer={},
+        marks=(*_CHATML, "<image_placeholder>"),
+        image="<image_placeholder>",
+        ids={"image_token_id": "<image_placeholder>"},
+        chat="<image_placeholder>\\n",
+        processor=("DeepseekVL", "deepseek_vl"),
         settings=CLIP_MEAN | {"do_pad": True, "min_size": 14, "resample": BICUBIC, "size": _SQUARE},
     ),
     "gemma3": VisionFamily(

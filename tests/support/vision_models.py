@@ -61,7 +61,7 @@ VISION_FAMILIES = tuple(FAMILIES)
 """The names that `make_vision_model` knows."""
 ALIKE = (
     *("llava_next_video", "qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe"),
-    *("glm4v_moe", "glm46v", "hyperclovax_vision_v2", "qianfan_ocr", "minicpm_ocr"),
+    *("deepseek_vl", "glm4v_moe", "glm46v", "hyperclovax_vision_v2", "qianfan_ocr", "minicpm_ocr"),
 )
 """Families with the tower of another one."""
 ANY_SIZE = tuple(

@@ -80,6 +80,14 @@ class LlavaPlaceholder(ImagePlaceholder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VipLlavaPlaceholder(LlavaPlaceholder):
+    """ViP-LLaVA: that of LLaVA with CLIP, whose first token never counts."""
+
+    TOWERS: ClassVar[tuple[str, ...]] = ("clip_vision_model",)
+    STRATEGIES: ClassVar[tuple[str, ...]] = ("default",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LlavaNextPlaceholder(LlavaPlaceholder):
     """LLaVA-NeXT: behind the embeddings of the whole image those of a larger one, as many as its
     size asks for.

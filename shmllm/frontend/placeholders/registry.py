@@ -49,7 +49,7 @@ from shmllm.frontend.placeholders.idefics3 import (
     Idefics3Placeholder,
 )
 from shmllm.frontend.placeholders.internvl import InternVLPlaceholder, QianfanOcrPlaceholder
-from shmllm.frontend.placeholders.janus import JanusPlaceholder
+from shmllm.frontend.placeholders.janus import DeepseekVLPlaceholder, JanusPlaceholder
 from shmllm.frontend.placeholders.kimi import KimiK25Placeholder, KimiVLPlaceholder
 from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.lighton_ocr import LightOnOcrPlaceholder
@@ -61,6 +61,7 @@ from shmllm.frontend.placeholders.llava import (
     LlavaOnevisionPlaceholder,
     LlavaOnevisionVideoPlaceholder,
     LlavaPlaceholder,
+    VipLlavaPlaceholder,
 )
 from shmllm.frontend.placeholders.minicpmv4_6 import (
     MiniCPMOcrPlaceholder,
@@ -112,6 +113,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "ColPaliForRetrieval": (PaliGemmaPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
     "DeepseekOcr2ForConditionalGeneration": (DeepseekOcr2Placeholder,),
+    "DeepseekVLForConditionalGeneration": (DeepseekVLPlaceholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "FunAsrNanoForConditionalGeneration": (FunAsrPlaceholder,),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),
@@ -179,6 +181,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "Qwen3_5MoeForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "VideoLlama3ForConditionalGeneration": (VideoLlama3Placeholder,),
+    "VipLlavaForConditionalGeneration": (VipLlavaPlaceholder,),
     "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),
     "WhisperForConditionalGeneration": (WhisperPlaceholder,),
     "Gemma3ForConditionalGeneration": (Gemma3Placeholder,),

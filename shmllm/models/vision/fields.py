@@ -148,7 +148,17 @@ def read_feature_layer(whole: Fields, num_layers: int, default: int) -> int:
         default: its meaning where it is absent.
     """
     value = whole.values.get("vision_feature_layer")
-    layer = default if value is None else value
+    return check_feature_layer(whole, default if value is None else value, num_layers)
+
+
+def check_feature_layer(whole: Fields, layer: Any, num_layers: int) -> int:
+    """Returns the number of layers before the features behind one layer.
+
+    Args:
+        whole: the fields around ``vision_config``.
+        layer: its number from 1, or from the end and -1.
+        num_layers: how many there are.
+    """
     if type(layer) is not int:
         raise whole.error(f"vision_feature_layer {layer!r} is not supported, only one layer is")
     chosen = layer if layer >= 0 else num_layers + 1 + layer

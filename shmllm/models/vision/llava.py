@@ -1,4 +1,5 @@
-"""The towers of LLaVA, LLaVA-NeXT and LLaVA-OneVision: CLIP or SigLIP and two projections."""
+"""The towers of LLaVA, ViP-LLaVA, LLaVA-NeXT and LLaVA-OneVision: CLIP or SigLIP and two
+projections."""
 
 from __future__ import annotations
 
@@ -13,7 +14,12 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.grids import Grid
-from shmllm.models.vision.llava_specs import LlavaNextTower, LlavaNextVideoTower, LlavaTower
+from shmllm.models.vision.llava_specs import (
+    LlavaNextTower,
+    LlavaNextVideoTower,
+    LlavaTower,
+    VipLlavaTower,
+)
 from shmllm.models.vision.tiles import Pixels, tiles_of
 
 ENCODER, PROJECTOR = "vision_tower.", "multi_modal_projector."
@@ -26,7 +32,7 @@ class Llava(Tower):
         super().__init__(storage)
         self._spec = spec
         self._encoder = Encoder(spec.encoder, ENCODER, self)
-        width = spec.encoder.hidden_size
+        width = self._width(spec)
         self._first = self.make_dense(f"{PROJECTOR}linear_1", hidden_size, width, bias=spec.bias)
         self._second = self.make_dense(
             f"{PROJECTOR}linear_2", hidden_size, hidden_size, bias=spec.bias
@@ -40,6 +46,11 @@ class Llava(Tower):
             ),
         )
 
+    @staticmethod
+    def _width(spec: LlavaTower) -> int:
+        """Returns the width of what the projections read."""
+        return spec.encoder.hidden_size
+
     def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
         return torch.cat([self._embed(tile) for tile in tiles_of(pixels, grid)])
 
@@ -52,6 +63,27 @@ class Llava(Tower):
 
     def _project(self, x: Tensor) -> Tensor:
         return self._second(ACTIVATIONS[self._spec.activation](self._first(x)))
+
+
+class VipLlava(Llava):
+    """See `llava_specs.VipLlavaTower`."""
+
+    def __init__(self, spec: VipLlavaTower, hidden_size: int, storage: Storage) -> None:
+        super().__init__(spec, hidden_size, storage)
+        self._places = [layer - 1 for layer in spec.layers]
+        self._norm = self.make_layer_norm(
+            f"{PROJECTOR}projector_layernorm", self._width(spec), spec.eps
+        )
+
+    @staticmethod
+    def _width(spec: LlavaTower) -> int:
+        assert isinstance(spec, VipLlavaTower), "the tower is for this spec"
+        return len(spec.layers) * spec.encoder.hidden_size
+
+    def _encode(self, tile: Tensor) -> Tensor:
+        _, inner = self._encoder.with_inner(tile, self._places)
+        found = dict(zip(sorted(set(self._places)), inner, strict=True))
+        return self._norm(torch.cat([found[place][1:] for place in self._places], -1))
 
 
 class LlavaNext(Llava):

@@ -34,6 +34,19 @@ class LlavaTower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VipLlavaTower(LlavaTower):
+    """The projections read the results of several layers, one behind the other, behind a norm.
+
+    Attributes:
+        layers: these layers in their order, from 1.
+        eps: of the norm.
+    """
+
+    layers: tuple[int, ...]
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LlavaNextTower(LlavaTower):
     """All tiles but the first make up a picture, each row of whose patches ends with an embedding.
 

@@ -17,6 +17,7 @@ from shmllm.models.vision.llava_specs import (
     LlavaNextVideoTower,
     LlavaOnevisionTower,
     LlavaTower,
+    VipLlavaTower,
 )
 from shmllm.models.vision.ovis2_specs import Ovis2Tower
 from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, GotOcr2Tower
@@ -42,19 +43,26 @@ from shmllm.models.vision.video_llama_3_specs import VideoLlama3Tower
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JanusTower:
-    """An encoder, and projections with its activation between them.
+    """An encoder, and projections with activations between them.
 
     Attributes:
         encoder: the encoder.
         depth: the number of projections.
+        activation: the activation.
     """
 
     encoder: EncoderSpec
     depth: int
+    activation: VisionActivation
 
     @property
     def num_elements(self) -> int:
         return self.encoder.num_elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepseekVLTower(JanusTower):
+    """The same, with other names in checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,10 +206,12 @@ TowerSpec = (
     | LlavaNextTower
     | LlavaNextVideoTower
     | LlavaOnevisionTower
+    | VipLlavaTower
     | Idefics3Tower
     | Ovis2Tower
     | GraniteDoclingTower
     | JanusTower
+    | DeepseekVLTower
     | InternVLTower
     | Llama4Tower
     | AyaVisionTower

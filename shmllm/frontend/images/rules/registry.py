@@ -43,6 +43,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Glm4vImageProcessor": Glm4vRules,
     "Cohere2VisionImageProcessor": Cohere2VisionRules,
     "DeepseekOcr2ImageProcessor": DeepseekOcr2Rules,
+    "DeepseekVLImageProcessor": JanusRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "GraniteDoclingImageProcessor": GraniteDoclingRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,

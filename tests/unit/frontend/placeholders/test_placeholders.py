@@ -22,6 +22,7 @@ from support.torchvision_modules import without_videos
 from transformers import (
     CLIPVisionConfig,
     DeepseekOcr2Config,
+    DeepseekVLConfig,
     Exaone4_5_Config,
     Gemma3Config,
     Gemma4Config,
@@ -52,6 +53,10 @@ from transformers import (
     VideoLlama3Config,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.deepseek_vl.image_processing_pil_deepseek_vl import (
+    DeepseekVLImageProcessorPil,
+)
+from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
 from transformers.models.exaone4_5.processing_exaone4_5 import Exaone4_5_Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
@@ -117,6 +122,8 @@ NAMES += [
     "exaone4.5",
     "hyperclovax",
     "video_llama_3",
+    "vipllava",
+    "deepseek_vl",
     "qianfan_ocr",
     "qianfan_ocr, other text",
     "granite_docling",
@@ -174,6 +181,21 @@ def _llava(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
         image_token_index=processor.image_token_id,
     )
     return processor, config.to_dict() | {"architectures": ["LlavaForConditionalGeneration"]}
+
+
+def _vipllava(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    processor, config = _llava(tokens, "llava")
+    return processor, config | {"architectures": ["VipLlavaForConditionalGeneration"]}
+
+
+def _deepseek_vl(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    tokenizer = tokens(["<image_placeholder>"], image_token="<image_placeholder>")
+    images = DeepseekVLImageProcessorPil(size={"height": 64, "width": 64})
+    processor = DeepseekVLProcessor(images, tokenizer, num_image_tokens=16)
+    config = DeepseekVLConfig(
+        vision_config=SiglipVisionConfig(**VISION), image_token_id=processor.image_token_id
+    )
+    return processor, config.to_dict() | {"architectures": ["DeepseekVLForConditionalGeneration"]}
 
 
 def _llava_next(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
@@ -333,6 +355,8 @@ def _mistral3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
 
 MAKERS = {
     "llava": _llava,
+    "vipllava": _vipllava,
+    "deepseek_vl": _deepseek_vl,
     "llava_next": _llava_next,
     "idefics3": _idefics3,
     "gemma3": _gemma3,

@@ -17,6 +17,14 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 FEW: dict[str, dict[str, Any]] = {
+    "DeepseekVL": {
+        "text_config": SIZES | {"model_type": "llama", "vocab_size": 102_400},
+        "vision_config": {"model_type": "siglip_vision_model"},
+    },
+    "VipLlava": {
+        "text_config": SIZES | {"model_type": "llama", "vocab_size": 32_064},
+        "vision_config": {"model_type": "clip_vision_model"},
+    },
     "HunYuanVL": {
         "text_config": SIZES
         | {"vocab_size": 121_000, "head_dim": 16}

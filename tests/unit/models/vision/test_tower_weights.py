@@ -23,6 +23,8 @@ from shmllm.models.weight_staging import StagedWeights
 from shmllm.models.weights import load_dummy_weights, load_weights
 
 OLD_NAMES = (
+    "deepseek_vl",
+    "vipllava",
     "llava",
     "llava_next",
     "llava_onevision",
@@ -31,7 +33,8 @@ OLD_NAMES = (
     "lfm2_vl",
     "aya_vision",
 )
-"""The families whose older files have encoders below "vision_tower.vision_model."."""
+"""The families whose older files have encoders below "vision_tower.vision_model.", or below
+"vision_model.vision_model."."""
 TOWERS = tuple(TOWER_PREFIXES.values())
 CHANGED_ROWS = {"muse_glimmer": ("model.embed_tokens.weight",)}
 """The weights that are other numbers than those of the file."""
@@ -64,7 +67,7 @@ def test_every_weight_of_the_file_that_is_needed_is_loaded(name: str, tmp_path: 
     )
     assert all(any(part in each for part in allowed) for each in left_out)
     assert bool(left_out) == name.startswith(
-        ("llava", "aya", "qwen2_5_omni", "granite", "hunyuan", "janus", "minicpm_ocr")
+        ("llava", "aya", "qwen2_5_omni", "granite", "hunyuan", "janus", "minicpm_ocr", "vip")
     )
     needed = {each: tensor for each, tensor in known.items() if each is not None}
     assert model.written(needed) == set(model.named_weights())
@@ -93,12 +96,12 @@ def test_older_files_have_an_inner_prefix(name: str, tmp_path: Path) -> None:
     make_vision_model(name, tmp_path)
     before = values_of(load(tmp_path))
     tensors = load_file(tmp_path / "model.safetensors")
-    renamed = {
-        each.replace("vision_tower.", "vision_tower.vision_model."): tensor
-        for each, tensor in tensors.items()
-    }
-    renamed["vision_tower.vision_model.embeddings.position_ids"] = torch.arange(17)[None]
-    renamed["vision_tower.vision_model.head.probe"] = torch.ones(1, 1, 32)
+    outer = "vision_model." if name == "deepseek_vl" else "vision_tower."
+    inner = f"{outer}vision_model."
+    renamed = {each.replace(outer, inner): tensor for each, tensor in tensors.items()}
+    before_inner = "model." if name == "deepseek_vl" else ""
+    renamed[f"{before_inner}{inner}embeddings.position_ids"] = torch.arange(17)[None]
+    renamed[f"{before_inner}{inner}head.probe"] = torch.ones(1, 1, 32)
     save_file(renamed, tmp_path / "model.safetensors")
     assert_equal(values_of(load(tmp_path)), before)
 

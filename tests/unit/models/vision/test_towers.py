@@ -170,6 +170,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"deepstack_visual_indexes": [0, 1, 2], "scale_factor": 4, "hidden_act": "gelu"},
         {},
     ),
+    "ViP-LLaVA with one layer": (
+        "vipllava",
+        {},
+        {"vision_feature_layer": 3, "projector_layernorm_eps": 1e-3}
+        | {"projector_hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "DeepSeek-VL with a head": ("deepseek_vl", {"vision_use_head": True, "hidden_act": "gelu"}, {}),
     "Janus with one projection and another activation": (
         "janus",
         {"depth": 1, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3},
