@@ -88,7 +88,7 @@ class GpuRunner(LoadedRunner):
         self.max_in_flight = 2 if overlaps else 1
         self._part = part = GpuPart(config, device, group, on_load)
         loaded, draft = part.loaded, part.draft
-        scale = loaded.config.embeds_scale
+        self._item_scale = scale = loaded.config.embeds_scale
         head = make_head(loaded.model, device)
         super().__init__(config, loaded, ranks, scale, head, Transfers(device).send_one)
         size = smallest(ranks.together(part.size_cache, "size_cache"))
@@ -272,7 +272,8 @@ class GpuRunner(LoadedRunner):
         """Launch the copy of images' embeddings to where the program reads them."""
         embeds, levels = self._program.embeds, self._buffers.levels
         for tokens, rows in found:
-            embeds[tokens] = rows[:, : embeds.shape[1]]
+            given = rows[:, : embeds.shape[1]]
+            embeds[tokens] = given if self._item_scale == 1 else given * self._item_scale
         if len(levels) and (found or self._num_level_tokens):
             # Graphs add them in every step, so those of other tokens have to be zeros.
             spread_levels(levels, found, max(num_tokens, self._num_level_tokens))
