@@ -144,12 +144,13 @@ class DecoderModel(Model):
             residual stream.
         """
         residual, stage = self.embed(ops), self.config.stage
-        x: Tensor | None = None
+        vision, x = self.config.vision, None
+        levels = list(vision.layers_of_levels()) if vision else []
         for index, layer in enumerate(self.layers):
             if stage.has(index):
                 x = layer(ops, self._keep(ops, x, residual, index), residual)
-                if index < self.config.num_levels:
-                    ops.add_level(residual, index)
+                if index in levels:
+                    ops.add_level(residual, levels.index(index))
         return self.finish(ops, self._keep(ops, x, residual, self.config.num_layers), residual)
 
     def _keep(self, ops: Ops, x: Tensor | None, residual: Tensor, level: int) -> Tensor | None:

@@ -41,6 +41,8 @@ from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
 from shmllm.models.vision.glm_ocr import GlmOcr
 from shmllm.models.vision.got_ocr2 import GotOcr2
+from shmllm.models.vision.granite4_vision import Granite4Vision
+from shmllm.models.vision.granite4_vision_specs import Granite4VisionTower
 from shmllm.models.vision.granite_docling import GraniteDocling
 from shmllm.models.vision.hunyuan_vl import HunYuanVL
 from shmllm.models.vision.hunyuan_vl_specs import HunYuanVLTower
@@ -111,6 +113,7 @@ from shmllm.models.vision.video_llama_3_specs import VideoLlama3Tower
 TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     LlavaTower: Llava,
     VipLlavaTower: VipLlava,
+    Granite4VisionTower: Granite4Vision,
     LlavaNextTower: LlavaNext,
     LlavaNextVideoTower: LlavaNextVideo,
     LlavaOnevisionTower: LlavaOnevision,

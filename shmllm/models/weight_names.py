@@ -91,6 +91,8 @@ TOWER_PREFIXES = {
         "visual_embeddings_table": ("",),
         "vision_model": ("",),
         "vit": ("",),
+        "layerwise_projectors": ("",),
+        "spatial_projectors": ("",),
         "connector": ("",),
         "mlp1": ("",),
         "sam_model": ("",),

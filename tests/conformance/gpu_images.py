@@ -121,6 +121,12 @@ MADE: dict[str, dict[str, Any]] = {
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "hunyuan_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "video_llama_3": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "granite4_vision": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 5,
+        "outer": {"deepstack_layer_map": [[2, 0]], "spatial_target_layers": [2, 4, 1, 3]},
+    },
     "lfm3_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "gemma3": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
     "gemma4": {
@@ -150,6 +156,7 @@ GRIDS: dict[str, list[Grid]] = {
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
     "hunyuan_vl": [(1, 4, 6), (1, 4, 2)],
     "video_llama_3": [(1, 2, 3), (1, 2, 1)],
+    "granite4_vision": [(3, 90, 64), (3, 90, 64)],
     "lfm3_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],
     "gemma4_unified": [(1, 4, 6), (1, 4, 2)],
@@ -236,13 +243,17 @@ def make_subject(name: str, directory: Path, **text: Any) -> Subject:
 def make_image(name: str, grid: Grid, seed: int) -> tuple[Grid, Any]:
     """Return random pixels of a shape."""
     size = FAMILIES[name].vision["patch_size"] if name in GRIDS else IMAGE_SIZE
-    _, rows, columns = grid
-    drawn = np.random.default_rng(seed).integers(0, 256, (1, rows * size, columns * size, 3))
+    tiles, rows, columns = grid
+    if name in JOINED:
+        rows = columns = IMAGE_SIZE // size
+    drawn = np.random.default_rng(seed).integers(0, 256, (tiles, rows * size, columns * size, 3))
     return grid, drawn.astype(np.uint8)
 
 
 def vision_embeds(model: Any, name: str, grid: Grid) -> int:
     """Return how many embeddings an image has."""
+    if name == "granite4_vision":
+        return 2 * 2 + 2 * (2 + 1)
     if name in GRIDS:
         if name == "video_llama_3":
             return grid[1] * grid[2]

@@ -37,6 +37,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"num_hidden_layers": 6},
     "qwen3_vl_moe": {"num_hidden_layers": 6},
     "qwen3_omni_moe": {"num_hidden_layers": 6},
+    "granite4_vision": {"num_hidden_layers": 14},
 }
 """What models have beside their recipes, so that the first of two stages has all levels."""
 
@@ -64,6 +65,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "llava",
         "llava_next",
         "llava_onevision",
+        "granite4_vision",
         "internvl",
         "smolvlm",
         "qwen3_vl",

@@ -417,6 +417,18 @@ FAMILIES = {
         outer={"vision_feature_layer": [-2, 1, -3], "image_seq_length": 16},
     ),
     "llava_next": _LLAVA_NEXT,
+    "granite4_vision": _LLAVA_NEXT._replace(
+        model="Granite4Vision",
+        text=TEXT | {"num_hidden_layers": 7, "embedding_multiplier": 2.0, "logits_scaling": 3.0},
+        vision=VISION | SIGLIP | {"hidden_size": 64, "num_hidden_layers": 3},
+        outer={
+            "vision_feature_select_strategy": "full",
+            "image_grid_pinpoints": SIZES,
+            "downsample_rate": "1/2",
+            "deepstack_layer_map": [[-2, 1], [1, 0]],
+            "spatial_target_layers": [2, 5, 3, 6],
+        },
+    ),
     "llava_next_video": _LLAVA_NEXT._replace(model="LlavaNextVideo", **_LLAVA_VIDEO),
     "llava_onevision": _llava(
         SIGLIP,

@@ -73,7 +73,7 @@ ANY_SIZE = tuple(
 """Families whose tower takes images of any size."""
 TWO_SIZES = ("deepseek_ocr2",)
 """Families whose tiles have another size than the whole of an image."""
-JOINED = ("llava_next", "llava_next_video", "llava_onevision")
+JOINED = ("llava_next", "llava_next_video", "llava_onevision", "granite4_vision")
 """Families whose tiles make up a picture."""
 EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)
 """The same as parameters of a test, those with the tower of another family outside of the default
@@ -342,6 +342,11 @@ def reference_embeddings(
         return projected.flatten(0, 1)
     if model.vision_family == "ovis2":
         return with_visual_marks(found, grid)
+    if model.vision_family == "granite4_vision":  # the first one replaces a token's, unscaled
+        parts = {layer: torch.cat(each) for layer, each in sorted(found.deepstack_features)}
+        first = parts.pop(0, torch.zeros_like(parts[1]))
+        scale = model.config.text_config.embedding_multiplier
+        return torch.cat([first / scale, *parts.values()], -1)
     main: Tensor = torch.cat(list(found.pooler_output))
     if model.vision_family in TWO_SIZES and grid[1:] != (0, 0):
         return main[: -len(found.last_hidden_state[0]) - 1]  # without the whole and what ends it

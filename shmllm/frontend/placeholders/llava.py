@@ -4,7 +4,8 @@ several tiles."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import isqrt
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -141,6 +142,20 @@ class LlavaNextPlaceholder(LlavaPlaceholder):
                 f"the model has tiles of {self.side} pixels and the sizes {self.sizes}, the image "
                 f"processor has {rules.tile} and {rules.sizes}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Granite4VisionPlaceholder(LlavaNextPlaceholder):
+    """Granite 4 Vision: as LLaVA-NeXT with tiles of fewer embeddings in a row."""
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        found, rate = super().of(config, texts), config.values.get("downsample_rate")
+        try:
+            patches = int(found.patches * Fraction(str(rate)))
+        except (ValueError, ZeroDivisionError):
+            raise config.error(f"'downsample_rate' must be a fraction, not {rate!r}") from None
+        return replace(found, patches=patches, tokens=patches**2)
 
 
 @dataclass(frozen=True, kw_only=True)

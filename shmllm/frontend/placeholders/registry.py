@@ -55,6 +55,7 @@ from shmllm.frontend.placeholders.lfm2_vl import Lfm2VlPlaceholder
 from shmllm.frontend.placeholders.lighton_ocr import LightOnOcrPlaceholder
 from shmllm.frontend.placeholders.llama4 import Llama4Placeholder
 from shmllm.frontend.placeholders.llava import (
+    Granite4VisionPlaceholder,
     LlavaNextPlaceholder,
     LlavaNextVideoImagePlaceholder,
     LlavaNextVideoPlaceholder,
@@ -122,6 +123,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "GlmAsrForConditionalGeneration": (GlmAsrPlaceholder,),
     "GlmOcrForConditionalGeneration": (GlmOcrPlaceholder, GlmOcrVideoPlaceholder),
     "GotOcr2ForConditionalGeneration": (GotOcr2Placeholder,),
+    "Granite4VisionForConditionalGeneration": (Granite4VisionPlaceholder,),
     "GraniteDoclingForConditionalGeneration": (GraniteDoclingPlaceholder,),
     "GraniteSpeechForConditionalGeneration": (GraniteSpeechPlaceholder,),
     "GraniteSpeechPlusForConditionalGeneration": (GraniteSpeechPlaceholder,),

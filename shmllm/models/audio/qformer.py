@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shmllm.models.audio.conformer_specs import QFormer
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
+from shmllm.models.vision.encoder_spec import LayerSpec
 
 _PROJECTOR = "projector."
 _LAYERS = f"{_PROJECTOR}qformer.encoder.layer."
@@ -28,7 +29,9 @@ class QFormerProjector:
         self._queries = tower.tensor(f"{_PROJECTOR}query", 1, spec.num_queries, width)
         self._norm = tower.make_layer_norm(f"{_PROJECTOR}qformer.layernorm", width, spec.eps)
         self._layers = [
-            _Layer(spec, f"{_LAYERS}{layer}", read_width, tower, reads=not layer % spec.reads_every)
+            QFormerLayer(
+                spec, f"{_LAYERS}{layer}", read_width, tower, reads=not layer % spec.reads_every
+            )
             for layer in range(spec.num_layers)
         ]
         self._project = tower.make_dense(f"{_PROJECTOR}linear", hidden_size, width)
@@ -44,12 +47,12 @@ class QFormerProjector:
         return self._project(queries.flatten(0, 1))
 
 
-class _Layer:
+class QFormerLayer:
     """Attention of queries to one another, attention to the window in some layers, and an MLP, each
     before the norm of a sum."""
 
     def __init__(
-        self, spec: QFormer, prefix: str, read_width: int, tower: Tower, *, reads: bool
+        self, spec: LayerSpec, prefix: str, read_width: int, tower: Tower, *, reads: bool
     ) -> None:
         self._activation = ACTIVATIONS[spec.activation]
         width = spec.hidden_size
@@ -74,7 +77,7 @@ class _Layer:
 class _Attention:
     """Attention to others, which have the width ``read_width``."""
 
-    def __init__(self, spec: QFormer, prefix: str, read_width: int, tower: Tower) -> None:
+    def __init__(self, spec: LayerSpec, prefix: str, read_width: int, tower: Tower) -> None:
         width, self._heads = spec.hidden_size, spec.num_heads
         self._q = tower.make_dense(f"{prefix}.attention.query", width, width)
         self._kv = [

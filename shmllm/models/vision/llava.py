@@ -32,11 +32,7 @@ class Llava(Tower):
         super().__init__(storage)
         self._spec = spec
         self._encoder = Encoder(spec.encoder, ENCODER, self)
-        width = self._width(spec)
-        self._first = self.make_dense(f"{PROJECTOR}linear_1", hidden_size, width, bias=spec.bias)
-        self._second = self.make_dense(
-            f"{PROJECTOR}linear_2", hidden_size, hidden_size, bias=spec.bias
-        )
+        self.make_projections(spec, hidden_size)
         self.unused = (
             f"{ENCODER}post_layernorm.",
             f"{ENCODER}head.",
@@ -45,6 +41,12 @@ class Llava(Tower):
                 for layer in range(spec.encoder.num_layers, spec.num_stored)
             ),
         )
+
+    def make_projections(self, spec: LlavaTower, hidden_size: int) -> None:
+        """Allocates what is behind the encoder."""
+        width, bias = self._width(spec), spec.bias
+        self._first = self.make_dense(f"{PROJECTOR}linear_1", hidden_size, width, bias=bias)
+        self._second = self.make_dense(f"{PROJECTOR}linear_2", hidden_size, hidden_size, bias=bias)
 
     @staticmethod
     def _width(spec: LlavaTower) -> int:
@@ -92,7 +94,7 @@ class LlavaNext(Llava):
     def __init__(self, spec: LlavaNextTower, hidden_size: int, storage: Storage) -> None:
         super().__init__(spec, hidden_size, storage)
         self._layout = spec.joined
-        self._side = spec.encoder.side
+        self._side = spec.side
         self._newline = self.tensor("image_newline", hidden_size)
 
     def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
@@ -105,7 +107,7 @@ class LlavaNext(Llava):
         found[: len(whole)] = whole
         rows, columns = layout.shape
         picture = found[len(whole) :].view(rows, columns + 1, whole.shape[1])
-        picture[:, -1] = self._newline
+        picture[:, -1] = self.ends_of_rows()
         if layout.shrunk is None:
             self._join(tiles, layout, picture)
         else:
@@ -115,6 +117,10 @@ class LlavaNext(Llava):
             shrunk = F.interpolate(planes, layout.shrunk, mode="bilinear")
             picture[:, :-1] = shrunk[0].permute(1, 2, 0)
         return found
+
+    def ends_of_rows(self) -> Tensor:
+        """Returns the embedding that ends each row, [width]."""
+        return self._newline
 
     def _join(self, tiles: Iterator[Tensor], layout: JoinedTiles, picture: Tensor) -> None:
         """Computes the embeddings of tiles and writes them where they are in the picture, [rows,

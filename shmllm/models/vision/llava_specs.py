@@ -60,19 +60,24 @@ class LlavaNextTower(LlavaTower):
     sizes: tuple[Size, ...]
     most_tiles: int = 0
 
+    @property
+    def side(self) -> int:
+        """The number of embeddings in a row of a tile."""
+        return self.encoder.side
+
     def joined(self, grid: Grid) -> JoinedTiles | None:
         """Returns how the tiles of an image lie; None: there is no such image."""
         tiles, height, width = grid
         if not height or not width:
             return None
-        tile, side = self.encoder.image_size, self.encoder.side
-        found = join_tiles(height, width, self.sizes, tile, side, self.most_tiles)
+        tile = self.encoder.image_size
+        found = join_tiles(height, width, self.sizes, tile, self.side, self.most_tiles)
         return found if found.num_tiles == tiles else None
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings an image has; 0: there is no such image."""
         joined = self.joined(grid)
-        return self.encoder.side**2 + joined.num_embeddings if joined else 0
+        return self.side**2 + joined.num_embeddings if joined else 0
 
     @property
     def most_joined(self) -> int:

@@ -6,10 +6,12 @@ not import torch: front ends import it too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
+from shmllm.models.vision.granite4_vision_specs import Granite4VisionTower
 from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.hunyuan_vl_specs import HunYuanVLTower
 from shmllm.models.vision.llava_specs import (
@@ -207,6 +209,7 @@ TowerSpec = (
     | LlavaNextVideoTower
     | LlavaOnevisionTower
     | VipLlavaTower
+    | Granite4VisionTower
     | Idefics3Tower
     | Ovis2Tower
     | GraniteDoclingTower
@@ -273,9 +276,11 @@ class VisionSpec:
         tower: what computes the embeddings.
         tile_embeddings: how many embeddings a tile has by itself; 0: it depends on the size of the
             image.
-        num_levels: how many further levels an embedding has: level i is added to the residual
-            stream behind layer i. A row of the tower's result is ``(1 + num_levels) * hidden_size``
-            wide, the embedding first.
+        num_levels: how many further levels an embedding has, which are added to the residual stream
+            behind layers. A row of the tower's result is ``(1 + num_levels) * hidden_size`` wide,
+            the embedding first.
+        level_layers: the layers behind which levels are added, in ascending order; (): the first
+            ones.
         both_ways: whether the tokens of an image attend to all of it, in some layers at least.
         merge_size: the number of patches that an embedding stands for in each direction, of
             images of any size; 0: tiles have one size.
@@ -291,6 +296,7 @@ class VisionSpec:
     tower: TowerSpec
     tile_embeddings: int = 0
     num_levels: int = 0
+    level_layers: tuple[int, ...] = ()
     both_ways: bool = False
     merge_size: int = 0
     has_axes: bool = False
@@ -318,6 +324,10 @@ class VisionSpec:
         if not self.video.frame_embeddings:
             return self.num_embeddings(grid)
         return grid[0] * self.video.frame_embeddings + self.video.num_behind if grid[0] else 0
+
+    def layers_of_levels(self) -> Sequence[int]:
+        """Returns the layer behind which each level is added."""
+        return self.level_layers or range(self.num_levels)
 
     @property
     def num_joined(self) -> int:

@@ -40,9 +40,10 @@ def check_model(
     some are packed as these kinds."""
     uses_tiles(load, activation_dtype(load, dtype, packed))
     check_features(config, "the CPU", UNSUPPORTED)
-    if config.stage.is_first and not all(map(config.stage.has, range(config.num_levels))):
+    layers = config.vision.layers_of_levels() if config.vision else ()
+    if config.stage.is_first and not all(map(config.stage.has, layers)):
         raise EngineStartError(
-            f"images of {config.architecture} reach into its first {config.num_levels} layers, "
+            f"images of {config.architecture} reach into its first {layers[-1] + 1} layers, "
             "which the first stage has to have: lower pipeline_parallel_size, or pass "
             "language_model_only=True"
         )

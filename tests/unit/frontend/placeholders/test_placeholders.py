@@ -68,6 +68,9 @@ from transformers.models.glm4v.processing_glm4v import Glm4vProcessor
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
 )
+from transformers.models.granite4_vision.processing_granite4_vision import (
+    Granite4VisionProcessor,
+)
 from transformers.models.granite_docling.image_processing_pil_granite_docling import (
     GraniteDoclingImageProcessorPil,
 )
@@ -124,6 +127,7 @@ NAMES += [
     "video_llama_3",
     "vipllava",
     "deepseek_vl",
+    "granite4_vision",
     "qianfan_ocr",
     "qianfan_ocr, other text",
     "granite_docling",
@@ -201,19 +205,24 @@ def _deepseek_vl(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
 def _llava_next(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     sizes = [[64, 320], [320, 64], [128, 128], [64, 128]]
     images = LlavaNextImageProcessorPil(size=64, crop_size=64, image_grid_pinpoints=sizes)
-    processor = LlavaNextProcessor(
+    is_granite = name == "granite4_vision"
+    kind: Any = Granite4VisionProcessor if is_granite else LlavaNextProcessor
+    rate = {"downsample_rate": "1/2"} if is_granite else {}
+    processor = kind(
         images,
         tokens(["<image>"]),
         patch_size=16,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
+        **rate,
     )
     config = LlavaNextConfig(
         vision_config=CLIPVisionConfig(**VISION),
         image_token_index=processor.image_token_id,
         image_grid_pinpoints=sizes,
     )
-    return processor, config.to_dict() | {"architectures": ["LlavaNextForConditionalGeneration"]}
+    architecture = f"{'Granite4Vision' if is_granite else 'LlavaNext'}ForConditionalGeneration"
+    return processor, config.to_dict() | rate | {"architectures": [architecture]}
 
 
 def _idefics3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
@@ -358,6 +367,7 @@ MAKERS = {
     "vipllava": _vipllava,
     "deepseek_vl": _deepseek_vl,
     "llava_next": _llava_next,
+    "granite4_vision": _llava_next,
     "idefics3": _idefics3,
     "gemma3": _gemma3,
     "gemma4": _gemma4,

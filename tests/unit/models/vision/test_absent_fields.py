@@ -39,6 +39,14 @@ FEW: dict[str, dict[str, Any]] = {
         "text_config": SIZES | {"vocab_size": 151_936},
         "vision_config": {"model_type": "video_llama_3_vision"},
     },
+    "Granite4Vision": {
+        "text_config": SIZES
+        | {"model_type": "granite4_vision_text", "vocab_size": 49_160, "num_hidden_layers": 24},
+        "vision_config": {"model_type": "siglip_vision_model", "image_size": 336, "patch_size": 14},
+        "downsample_rate": "4/8",
+        "deepstack_layer_map": [[-1, 0]],
+        "vision_feature_select_strategy": "full",
+    },
     "Lfm3Vl": {
         "text_config": SIZES | {"model_type": "lfm3", "vocab_size": 128_000},
         "vision_config": {"model_type": "lfm3_vl_vision"},

@@ -408,6 +408,26 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("ovis2", OUTER, {"hidden_size": 32}, r"hidden_size \(32\) differs from that of text_config"),
     ("ovis2", OUTER, {"image_token_id": 512}, r"image_token_id \(512\) is no token"),
     ("ovis2", TEXT, {"model_type": "llama"}, "model_type 'llama' is not supported"),
+    ("granite4_vision", VISION, {"model_type": "siglip2"}, "supported: clip_vision_model, siglip_"),
+    ("granite4_vision", OUTER, {"downsample_rate": None}, "downsample_rate '' is not supported"),
+    ("granite4_vision", OUTER, {"downsample_rate": "1/4"}, "downsample_rate '1/4' is not"),
+    ("granite4_vision", OUTER, {"downsample_rate": "3/6"}, "which divides the 4 patches of a row"),
+    ("granite4_vision", OUTER, {"deepstack_layer_map": None}, "must list pairs of layers, not"),
+    ("granite4_vision", OUTER, {"deepstack_layer_map": [[1, "x"]]}, "must list pairs of layers"),
+    ("granite4_vision", OUTER, {"deepstack_layer_map": [[5, 1]]}, "layer 5 is none of the 3"),
+    ("granite4_vision", OUTER, {"deepstack_layer_map": [[1, 5]]}, r"different layers below 7, not"),
+    ("granite4_vision", OUTER, {"spatial_target_layers": [1, 2, 3, 7]}, "different layers below 7"),
+    ("granite4_vision", OUTER, {"spatial_target_layers": [1, 2]}, "must list 4 layers"),
+    ("granite4_vision", OUTER, {"spatial_vision_layer": 0}, "layer 0 is none of the 3 layers"),
+    ("granite4_vision", OUTER, {"qformer_config": {"model_type": "x"}}, "supported: blip_2_qfor"),
+    (
+        "granite4_vision",
+        OUTER,
+        {"qformer_config": {"use_qformer_text_input": True}},
+        "use_qformer_text_input true is not supported",
+    ),
+    ("granite4_vision", VISION, {"hidden_size": 32}, r"\(32\) must be a multiple of 64"),
+    ("granite4_vision", TEXT, {"model_type": "llama"}, "model_type 'llama' is not supported"),
     ("granite_docling", VISION, {"model_type": "siglip"}, "supported: granite_docling_vision"),
     ("granite_docling", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from 64"),
     ("granite_docling", VISION, {"scale_factor": 3}, r"\(3\) must divide the 4 patches of a row"),
@@ -621,7 +641,9 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.both_ways == (name.startswith(("gemma3", "gemma4")))
     assert vision.longest_span == {"gemma3": 16, "gemma4": 1120}.get(name[:6], 0)
     levels = dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe"), 3)
-    assert vision.num_levels == (levels | {"granite_docling": 2}).get(name, 0)
+    levels |= {"granite_docling": 2, "granite4_vision": 5}
+    assert vision.num_levels == levels.get(name, 0)
+    assert vision.level_layers == ((0, 1, 2, 4, 5) if name == "granite4_vision" else ())
     any_size = name in ANY_SIZE
     assert vision.has_axes == name.startswith(("glm", "hunyuan", "paddle", "qwen"))
     assert vision.grid_axes == (4 if name == "hunyuan_vl" else 0)
@@ -633,7 +655,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     counts = {"smolvlm": 28, "idefics3": 28, "internvl": 28, "llama4": 28}
     counts |= dict.fromkeys(JOINED, 16 + 8 * 5)
     counts |= dict.fromkeys(("aya_vision", "cohere2_vision", "granite_docling", "qianfan_ocr"), 28)
-    counts |= {"deepseek_ocr2": 6 * 144, "ovis2": 7 * 4 + 8}
+    counts |= {"deepseek_ocr2": 6 * 144, "ovis2": 7 * 4 + 8, "granite4_vision": 4 + 4 * 3}
     of_any = {"hunyuan_vl": 2 * (5 + 1) + 2}.get(name, 10)
     grid = (3, 128, 64) if name in JOINED else (6 if name in TWO_SIZES else 7, 2, 3)
     if any_size:
