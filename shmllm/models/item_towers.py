@@ -46,7 +46,7 @@ class ItemTowers:
 
     @property
     def num_levels(self) -> int:
-        """How many levels images add to the residual stream, one behind each first layer."""
+        """How many levels images add to the residual stream; see `VisionSpec.num_levels`."""
         return 0 if self.vision is None else self.vision.num_levels
 
     @property
