@@ -427,6 +427,12 @@ FAMILIES = {
             "downsample_rate": "1/2",
             "deepstack_layer_map": [[-2, 1], [1, 0]],
             "spatial_target_layers": [2, 5, 3, 6],
+            "qformer_config": {
+                "model_type": "blip_2_qformer",
+                "num_hidden_layers": 1,
+                "cross_attention_frequency": 1,
+                "intermediate_size": 96,
+            },
         },
     ),
     "llava_next_video": _LLAVA_NEXT._replace(model="LlavaNextVideo", **_LLAVA_VIDEO),
