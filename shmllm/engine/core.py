@@ -32,7 +32,7 @@ from shmllm.core.weak_calls import weak_call
 from shmllm.engine.adapters import Adapters
 from shmllm.engine.blocks_elsewhere import WeightsSource, info_with, make_blocks_elsewhere
 from shmllm.engine.drafting.make import make_drafting
-from shmllm.engine.encoder_text import item_of_text
+from shmllm.engine.encoder_text import take_encoder_text
 from shmllm.engine.request_checks import check_tensors, refusal_of
 from shmllm.engine.runner import Runner, Step
 from shmllm.engine.sleep import Level, Sleeper, SleepResult
@@ -173,8 +173,7 @@ class EngineCore:
             EnginePausedError: a pause forbids new requests.
             RequestError: embeddings, images, the adapter or parameters cannot be used.
         """
-        if request.encoder_token_ids:
-            request.items = (item_of_text(request.encoder_token_ids),)
+        take_encoder_text(request)
         refusal = self._refuse(client, request)
         if refusal is not None:
             return refusal

@@ -8,6 +8,13 @@ from hashlib import sha256
 import numpy as np
 
 from shmllm.params.items import Item
+from shmllm.params.request import EngineCoreRequest
+
+
+def take_encoder_text(request: EngineCoreRequest) -> None:
+    """Make an item of the text that a request has for the encoder, if it has one."""
+    if request.encoder_token_ids:
+        request.items = (item_of_text(request.encoder_token_ids),)
 
 
 def item_of_text(token_ids: Sequence[int]) -> Item:
