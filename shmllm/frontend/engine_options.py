@@ -35,6 +35,13 @@ from shmllm.plugins.entry_points import added_paths, are_installed, load_general
 logger = logging.getLogger(__name__)
 
 LLM_OPTIONS = tuple(each for each in OPTIONS if each.in_llm)
+ATTACH_OPTIONS = (
+    *("generation_config", "override_generation_config", "stream_interval", "default_mm_loras"),
+    *("chat_template", "reasoning_parser", "tool_parser", "structured_outputs_config"),
+    *("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path"),
+    *("pooler_config", "profiler_config", "stat_loggers", "stat_interval", "io_processor_plugin"),
+)
+"""The options of a front end that uses an engine which runs already."""
 _PLACEHOLDER = re.compile(r"^( *)options: see below\.$", re.MULTILINE)  # 3.13 indents less
 _MODE = "cudagraph_mode"
 _COMPILATION_KEYS = (_MODE, "cudagraph_capture_sizes", "max_cudagraph_capture_size")
@@ -59,6 +66,27 @@ def read_llm_options(
     reject_unknown_options(callee, own, [*FOREIGN_NAMES, *(each.name for each in LLM_OPTIONS)])
     given = {name: value for name, value in own.items() if value is not None}
     return _make_configs({"model": model, **given})
+
+
+def read_attach_options(callee: str, options: Mapping[str, Any]) -> FrontEndConfig:
+    """The configuration that the keyword arguments of `LLM.attach` describe.
+
+    Args:
+        callee: the name of the method that the user called, for messages.
+        options: the arguments. None stands for the default of each.
+
+    Raises:
+        TypeError: an unknown option, or one for starting an engine; names the nearest known one.
+        EngineStartError: a value is not valid.
+    """
+    of_engines = {each.name for each in LLM_OPTIONS} - set(ATTACH_OPTIONS)
+    if name := next((each for each in options if each in of_engines), None):
+        raise TypeError(
+            f"{callee}() got {name!r}, an option for starting an engine: it runs already"
+        )
+    reject_unknown_options(callee, options, ATTACH_OPTIONS)
+    given = {name: value for name, value in options.items() if value is not None}
+    return FrontEndConfig(**_fields_of(FrontEndConfig, given))
 
 
 def make_engine_config(model: str = "tiny", **options: Any) -> EngineConfig:

@@ -112,16 +112,9 @@ class FrontEnd:
         """Start an engine and connect to it."""
         directory = Path(config.load.directory)
         tokenizer_directory = Path(config.load.tokenizer_directory or directory)
-        overrides = options.override_generation_config or {}
-        defaults = read_model_defaults(directory, options.generation_config, overrides)
+        defaults = _read_defaults(options, directory)
         adapters = read_default_adapters(options.default_mm_loras, config.lora.enable_lora)
-        structured_outputs = StructuredOutputsDefaults.make(options.structured_outputs_config)
-        check_names(options.reasoning_parser, options.tool_parser)
-        item_options = ItemOptions(
-            options.limit_mm_per_prompt or {},
-            options.mm_processor_kwargs or {},
-            options.allowed_local_media_path,
-        )
+        parts = _read_parts(options)
         template = _given_template(options, tokenizer_directory)
         client = start_engine(options, config)
         tracing = FrontEndTracing(client)
@@ -141,27 +134,18 @@ class FrontEnd:
                 tokenizer,
                 defaults,
                 tracing,
-                structured_outputs,
-                replies,
-                item_options,
-                adapters,
-                options.stream_interval,
+                replies=replies,
+                default_adapters=adapters,
+                **parts,
             )
         except BaseException:
             client.close()
             raise
 
     @classmethod
-    def attach(
-        cls,
-        name: str | Sequence[str],
-        generation_config: str,
-        reasoning_parser: str,
-        tool_parser: str,
-        item_options: ItemOptions | None = None,
-    ) -> Self:
+    def attach(cls, name: str | Sequence[str], options: FrontEndConfig) -> Self:
         """Connect to a named engine that is already running, or to several."""
-        check_names(reasoning_parser, tool_parser)
+        parts = _read_parts(options)
         from shmllm.client.start import attach_engines
 
         client = attach_engines(names_of(name))
@@ -175,10 +159,12 @@ class FrontEnd:
             )
         directory = Path(info.model_directory)
         try:
-            defaults = read_model_defaults(directory, generation_config)
-            tokenizer = Tokenizer.from_directory(directory)
+            defaults = _read_defaults(options, directory)
+            adapters = read_default_adapters(options.default_mm_loras, info.max_loras > 0)
+            template = _given_template(options, directory)
+            tokenizer = Tokenizer.from_directory(directory, template)
             tracing.record_slice(Slice.LOAD_TOKENIZER)
-            replies = ReplyFormats(tokenizer, reasoning_parser, tool_parser)
+            replies = ReplyFormats(tokenizer, options.reasoning_parser, options.tool_parser)
             return cls(
                 client,
                 directory,
@@ -186,7 +172,8 @@ class FrontEnd:
                 defaults,
                 tracing,
                 replies=replies,
-                item_options=item_options,
+                default_adapters=adapters,
+                **parts,
             )
         except BaseException:
             client.close()
@@ -360,6 +347,26 @@ def _ended(served: Iterable[list[RequestState]], progress: Progress) -> Iterator
                 state.raise_error()
             if state.ends_request:
                 yield state
+
+
+def _read_defaults(options: FrontEndConfig, directory: Path) -> dict[str, Any]:
+    """The sampling options that come with a model, as the options change them."""
+    overrides = options.override_generation_config or {}
+    return read_model_defaults(directory, options.generation_config, overrides)
+
+
+def _read_parts(options: FrontEndConfig) -> dict[str, Any]:
+    """The arguments of `FrontEnd` that options say by themselves, which are checked first."""
+    check_names(options.reasoning_parser, options.tool_parser)
+    return {
+        "structured_outputs": StructuredOutputsDefaults.make(options.structured_outputs_config),
+        "stream_interval": options.stream_interval,
+        "item_options": ItemOptions(
+            options.limit_mm_per_prompt or {},
+            options.mm_processor_kwargs or {},
+            options.allowed_local_media_path,
+        ),
+    }
 
 
 def _given_template(options: FrontEndConfig, directory: Path) -> str | None:

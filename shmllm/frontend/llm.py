@@ -17,7 +17,12 @@ from shmllm.errors import ShmLLMError
 from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.beam_search import BeamSearch
 from shmllm.frontend.engine_controls import EngineControls
-from shmllm.frontend.engine_options import read_llm_options, read_profiler_config, takes_llm_options
+from shmllm.frontend.engine_options import (
+    read_attach_options,
+    read_llm_options,
+    read_profiler_config,
+    takes_llm_options,
+)
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
@@ -27,7 +32,6 @@ from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pooling_calls import PoolingCalls
 from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.progress import Shown
-from shmllm.frontend.prompt_items import ItemOptions
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.replies.formats import ToolChoice
 from shmllm.frontend.replies.parser import Tools
@@ -82,33 +86,28 @@ class LLM(EngineControls, PoolingCalls, TranscriptionCalls):
         return cls(**engine_args.llm_options())
 
     @classmethod
-    def attach(
-        cls,
-        name: str | Sequence[str],
-        *,
-        generation_config: str = "auto",
-        reasoning_parser: str = "auto",
-        tool_parser: str = "auto",
-        limit_mm_per_prompt: Mapping[str, Any] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-        allowed_local_media_path: str = "",
-    ) -> Self:
+    def attach(cls, name: str | Sequence[str], **options: Any) -> Self:
         """Use an engine that `shmllm engine start NAME` started, or several, by a list of names:
         each request goes to the one where it costs least (docs/pool.md). This loads neither a model
         nor torch, and `close` leaves the engines running.
 
+        Args:
+            name: the engine's name, or those of several.
+            options: those of `LLM` that are no engine's, see `engine_options.ATTACH_OPTIONS`.
+
         Raises:
+            TypeError: an unknown option, or one for starting an engine; names the nearest one.
+            EngineStartError: a value is not valid.
             SegmentError: the engine is not running, still starting, dead, or another user's.
         """
         llm = cls.__new__(cls)
-        llm.profile_directory = None
-        items = ItemOptions(
-            limit_mm_per_prompt or {}, mm_processor_kwargs or {}, allowed_local_media_path
-        )
-        llm._use(FrontEnd.attach(name, generation_config, reasoning_parser, tool_parser, items))
-        llm._use_pooling(PoolerConfig())
+        front_end = read_attach_options("LLM.attach", options)
+        pooler_config = PoolerConfig.make(front_end.pooler_config)
+        llm.profile_directory = read_profiler_config(front_end.profiler_config)
+        llm._use(FrontEnd.attach(name, front_end))
+        llm._use_pooling(pooler_config)
         llm._tokenizer_name = llm.facts.model_directory
-        llm._use_plugins(FrontEndConfig())
+        llm._use_plugins(front_end)
         return llm
 
     def generate(

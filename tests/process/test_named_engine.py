@@ -23,7 +23,7 @@ from support.programs import kill as end
 from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within, wait_until
 
-from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
+from shmllm import LLM, EngineDeadError, EngineStartError, SamplingParams, SegmentError
 from shmllm.client import channel_client
 from shmllm.ipc import registry
 from shmllm.ipc.layout import NUM_CLIENTS
@@ -135,6 +135,30 @@ def test_front_ends_come_and_go_while_the_engine_stays(running: str) -> None:
     wait_until(lambda: num_clients(running) == 0, "the engine is without clients")
     with LLM.attach(running) as third:
         assert len(tokens(third)) == 8
+
+
+def test_a_front_end_has_options_of_its_own(running: str) -> None:
+    options = {
+        "override_generation_config": {"temperature": 0.0, "max_new_tokens": 3},
+        "chat_template": "{{ messages[0].content }}",
+        "stream_interval": None,
+    }
+    with LLM.attach(running, **options) as own, LLM.attach(running) as other:
+        (output,) = own.generate("import os", use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 3
+        (reply,) = own.chat([{"role": "user", "content": "import os"}], use_tqdm=False)
+        assert reply.prompt == "import os"
+        assert reply.outputs[0].token_ids == output.outputs[0].token_ids
+        assert other.get_default_sampling_params().max_tokens != 3
+    with pytest.raises(TypeError, match="'dtype', an option for starting an engine"):
+        LLM.attach(running, dtype="float32")
+    with pytest.raises(TypeError, match="the nearest option is 'tool_parser'"):
+        LLM.attach(running, tool_parse="auto")
+    with pytest.raises(EngineStartError, match="stream_interval"):
+        LLM.attach(running, stream_interval=0)
+    with pytest.raises(EngineStartError, match="default_mm_loras"):
+        LLM.attach(running, default_mm_loras={"audio": "nowhere"})
+    wait_until(lambda: num_clients(running) == 0, "the engine is without clients")
 
 
 def test_the_command_line_attaches(running: str) -> None:
