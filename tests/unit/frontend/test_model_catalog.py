@@ -239,11 +239,11 @@ def test_several_gguf_files_are_named(tmp_path: Path) -> None:
 
 
 def test_a_class_of_transformers_is_named_as_a_way_out(model: Path) -> None:
-    change_config(model, architectures=["PersimmonForCausalLM"])
+    change_config(model, architectures=["JetMoeForCausalLM"])
     with pytest.raises(EngineStartError, match="; model_impl='transformers' may run it, slower"):
         check_model(model, needs_weights=True)
     check_model(model, needs_weights=True, ours=False)
-    change_config(model, architectures=["PersimmonModel"])
+    change_config(model, architectures=["JetMoeModel"])
     with pytest.raises(EngineStartError, match="known ones") as caught:
         check_model(model, needs_weights=True)
     assert "model_impl" not in str(caught.value)
