@@ -491,7 +491,7 @@ def test_the_estimate_covers_the_largest_image(name: str, tmp_path: Path) -> Non
     encode = ImageEncoder(tower, table, lambda tile: allocate(tile.shape, torch.uint8))
     pixels = np.broadcast_to(np.uint8(0), (1, size, size, 3))
     with torch.inference_mode(), torch.device("meta"), Allocations(weights) as counted:
-        found = encode(Item(bytes(32), ((0, most),), grid, pixels))
+        (found,) = encode([Item(bytes(32), ((0, most),), grid, pixels)])
     kept = most * found.shape[1] * found.itemsize
     needed = kept + counted.peak - found.nbytes
     assert needed < item_bytes(config, loaded) < 4 / 3 * needed
