@@ -18,6 +18,8 @@ _GEMMA4_MOST_SAMPLES = 480_000
 MOST_SAMPLED_FRAMES = 60_000
 """The frames of the longest sound of Gemma 4 12B, which knows none: 40 minutes."""
 _LARGEST = 2**20
+MOST_WAVE_SECONDS = 64
+"""The longest sound of Moonshine, by its authors' program, as its files name none."""
 MOST_SECONDS = 600
 """The longest sound of models whose files name none, and that need memory for all of it."""
 
@@ -192,6 +194,24 @@ class SamplesSettings(AudioSettings):
         return -(-num_samples // self.hop)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveSettings(AudioSettings):
+    """Those of transformers' `Wav2Vec2FeatureExtractor`: a frame is a sample.
+
+    Attributes:
+        normalizes: whether the samples of a sound get the mean 0 and the variance 1.
+    """
+
+    normalizes: bool
+
+    @property
+    def most_samples(self) -> int:
+        return MOST_WAVE_SECONDS * self.rate
+
+    def count_frames(self, num_samples: int) -> int:
+        return num_samples
+
+
 def read_audio_settings(directory: Path) -> AudioSettings | None:
     """Reads the settings of the feature extractor in a model's directory.
 
@@ -328,6 +348,16 @@ def _read_samples(values: dict[str, Any], path: Path) -> SamplesSettings:
     return SamplesSettings(rate=rate, num_mels=length, hop=length, window=length)
 
 
+def _read_wave(values: dict[str, Any], path: Path) -> WaveSettings:
+    if (size := _size(values, "feature_size", path, 1)) != 1:
+        raise EngineStartError(f"{path}: feature_size {size} is not supported; supported: 1")
+    normalizes = values.get("do_normalize", True)
+    if not isinstance(normalizes, bool):
+        raise EngineStartError(f"{path}: 'do_normalize' must be true or false, not {normalizes!r}")
+    rate = _size(values, "sampling_rate", path, 16_000)
+    return WaveSettings(rate=rate, num_mels=1, hop=1, window=1, normalizes=normalizes)
+
+
 _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "WhisperFeatureExtractor": _read_whisper,
     "Gemma4AudioFeatureExtractor": _read_gemma4,
@@ -336,6 +366,7 @@ _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "Qwen3ASRFeatureExtractor": _read_qwen3_asr,
     "GraniteSpeechFeatureExtractor": _read_granite_speech,
     "FunAsrNanoFeatureExtractor": _read_fun_asr,
+    "Wav2Vec2FeatureExtractor": _read_wave,
 }
 """By the names of transformers' classes. A file may leave fields out; then the defaults of the
 class count."""

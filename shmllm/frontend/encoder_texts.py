@@ -114,15 +114,26 @@ class EncoderTexts:
 
     def _of_decoder(self, name: str, prompt: ParsedPrompt) -> list[int]:
         """The token ids that the output continues. They begin with the model's own first one."""
-        begin = self._beginning
-        if not prompt.token_ids and not prompt.text:
-            if not begin:
-                raise RequestError(
-                    f"{name}: the model's files have no decoder_start_token_id: pass "
-                    '{"encoder_prompt": ..., "decoder_prompt": ...}'
-                )
-            return list(begin)
-        ids = prompt.token_ids
-        if ids is None:
-            ids = self._tokenizer.encode(prompt.text or "", add_special_tokens=False)
-        return ids if not begin or ids[:1] == begin[:1] else [begin[0], *ids]
+        if not prompt.token_ids and not prompt.text and not self._beginning:
+            raise RequestError(
+                f"{name}: the model's files have no decoder_start_token_id: pass "
+                '{"encoder_prompt": ..., "decoder_prompt": ...}'
+            )
+        return ids_of_decoder(prompt, self._beginning, self._tokenizer)
+
+
+def ids_of_decoder(prompt: ParsedPrompt, begin: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Returns the token ids that a decoder begins with.
+
+    Args:
+        prompt: the prompt of the decoder.
+        begin: the model's own ones, which an empty prompt stands for; others begin with the first
+            of them.
+        tokenizer: turns texts into token ids.
+    """
+    if not prompt.token_ids and not prompt.text:
+        return list(begin)
+    ids = prompt.token_ids
+    if ids is None:
+        ids = tokenizer.encode(prompt.text or "", add_special_tokens=False)
+    return ids if not begin or ids[0] == begin[0] else [begin[0], *ids]

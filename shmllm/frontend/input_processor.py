@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
-from shmllm.frontend.encoder_texts import EncoderTexts
+from shmllm.frontend.encoder_texts import EncoderTexts, ids_of_decoder
 from shmllm.frontend.prompt_embeds import PLACEHOLDER, check_params, read_embeds, salt_with
 from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import ParsedPrompt, Prompt, parse_prompt, require_unicode
@@ -240,6 +240,9 @@ class InputProcessor:
             raise RequestError(f"{name} has both 'prompt_embeds' and 'multi_modal_data'")
         assert item.given is not None, "the prompt has items"
         item.items = self._items.ready(name, item.given)
+        if self._info.items.decoder_prompt:
+            require_unicode(name, item.text or "")
+            item.token_ids = ids_of_decoder(item, self._info.items.decoder_prompt, self._tokenizer)
         if item.token_ids is None:
             text = item.text or ""
             complete = self._items.complete(text, item.items)

@@ -196,6 +196,7 @@ ARCHITECTURES: dict[str, str] = {
     "MllamaForConditionalGeneration": "mllama",
     "ModernBertDecoderForCausalLM": "modernbert_decoder",
     "ModernBertModel": "modernbert",
+    "MoonshineForConditionalGeneration": "moonshine",
     "MossTranscribeDiarizeForConditionalGeneration": "moss_transcribe_diarize",
     "MptForCausalLM": "mpt",
     "MuseGlimmerForConditionalGeneration": "muse_glimmer",

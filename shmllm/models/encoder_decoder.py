@@ -18,6 +18,7 @@ from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
 from shmllm_kernels.windows import Chunk
 
 if TYPE_CHECKING:
+    from shmllm.models.fields import Fields
     from shmllm.models.matrices import Destination
 
 _ROUNDED = 128
@@ -29,6 +30,15 @@ def text_begins(num_positions: int) -> int:
     """Returns the position of the first token of text behind so many that an encoder computes at
     most."""
     return -(-num_positions // _ROUNDED) * _ROUNDED
+
+
+def check_has_encoder(fields: Fields) -> None:
+    """Raises EngineStartError if ``language_model_only`` leaves out the encoder of a family without
+    a table for it in config.json, which shows as a null there."""
+    if "audio_config" in fields.values:
+        raise fields.error(
+            "the decoder needs its encoder, which language_model_only leaves out, and a draft lacks"
+        )
 
 
 def pairs_of_layers(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shmllm.models.audio.keys_specs import KeysOfLayers
 from shmllm.models.audio.specs import AudioSpec, KeysTower
 from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.models.text.specs import TextSpec, TextTower
@@ -40,7 +41,7 @@ class ItemTowers:
         """The width of the keys and values that an encoder computes of an item for all layers of
         the decoder; 0: the model is no encoder-decoder."""
         for spec in (self.audio, self.text):
-            if spec is not None and isinstance(spec.tower, KeysTower | TextTower):
+            if spec is not None and isinstance(spec.tower, KeysTower | KeysOfLayers | TextTower):
                 return spec.tower.embedding_width
         return 0
 

@@ -9,6 +9,7 @@ from shmllm.models.audio.fields import read_whisper
 from shmllm.models.audio.specs import AudioSpec, KeysTower
 from shmllm.models.config import ModelConfig
 from shmllm.models.encoder_decoder import (
+    check_has_encoder,
     name_of_pair,
     pairs_of_layers,
     rows_from,
@@ -40,10 +41,7 @@ _POSITIONS = "model.decoder.embed_positions.weight"
 
 
 def configure(fields: Fields) -> ModelConfig:
-    if "audio_config" in fields.values:
-        raise fields.error(
-            "the decoder needs its encoder, which language_model_only leaves out, and a draft lacks"
-        )
+    check_has_encoder(fields)
     width = fields.integer("d_model", 384)
     own = {
         "hidden_size": width,

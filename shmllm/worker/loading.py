@@ -336,9 +336,10 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
 
 def _decoder_prompt(config: EngineConfig, model: ModelConfig) -> tuple[int, ...]:
     """Return the tokens that a decoder begins with, unless a prompt says otherwise."""
-    if model.text is None:
+    spec, directory = model.text or model.audio, Path(config.load.directory)
+    start = None if spec is None else spec.decoder_start
+    if start is None and model.text is None:
         return ()
-    start, directory = model.text.decoder_start, Path(config.load.directory)
     return read_decoder_prompt(directory, start, model.vocab_size)
 
 

@@ -58,6 +58,7 @@ class Subject(NamedTuple):
         other: other weights.
         wanted: transformers' tokens for the request "long" with those.
         penalised: its tokens for the same request with a repetition penalty.
+        num_blocks: the blocks of the KV cache.
     """
 
     directory: Path
@@ -65,6 +66,7 @@ class Subject(NamedTuple):
     other: dict[str, Tensor]
     wanted: list[int]
     penalised: list[int]
+    num_blocks: int
 
 
 def make_subject(
@@ -72,6 +74,7 @@ def make_subject(
     model: Any,
     asked: dict[str, Asked],
     reference: Callable[[list[int], float], list[int]],
+    num_blocks: int = 60,
 ) -> Subject:
     """The subject of a model, whose weights are others behind it.
 
@@ -81,6 +84,7 @@ def make_subject(
         asked: the requests.
         reference: returns transformers' tokens for a prompt of the decoder and a repetition
             penalty, with what the encoder reads in the request "long".
+        num_blocks: see `Subject`.
     """
     prompt = asked["long"].prompt
     penalised = reference(prompt, PENALTY)
@@ -90,15 +94,15 @@ def make_subject(
                 weight.copy_(weight.flip(0))
     wanted = reference(prompt, 1.0)
     other = {name: weight.clone() for name, weight in model.state_dict().items()}
-    return Subject(directory, asked, other, wanted, penalised)
+    return Subject(directory, asked, other, wanted, penalised, num_blocks)
 
 
 def make_config(
-    directory: Path, *, mode: str = "FULL_AND_PIECEWISE", budget: int = 64, **sizes: Any
+    subject: Subject, *, mode: str = "FULL_AND_PIECEWISE", budget: int = 64, **sizes: Any
 ) -> EngineConfig:
     return EngineConfig(
-        LoadConfig(str(directory), dtype="float32"),
-        CacheConfig(BLOCK_SIZE, **{"num_blocks": 60} | sizes),
+        LoadConfig(str(subject.directory), dtype="float32"),
+        CacheConfig(BLOCK_SIZE, **{"num_blocks": subject.num_blocks} | sizes),
         SchedulerConfig(3, budget),
         graphs=GraphConfig(mode, None if mode == "NONE" else (2, 16)),
         num_threads=1,
@@ -139,7 +143,7 @@ class EncoderDecoderConformance:
         then one runs alone, and finds its blocks in the prefix cache."""
         wanted = [tuple(asked.wanted) for asked in subject.asked.values()]
         assert len(set(wanted)) == len(wanted), "what they read makes no difference"
-        engine = Engine(make_config(subject.directory, mode=mode), gpu_device)
+        engine = Engine(make_config(subject, mode=mode), gpu_device)
         ask(engine, subject, ["whole", "long", "short", "same"])
         stats = engine.core.scheduler.stats
         assert engine.core.scheduler.encoder_cache.num_encoded == 3
@@ -151,7 +155,7 @@ class EncoderDecoderConformance:
 
     @pytest.mark.slow
     def test_a_step_may_have_a_part_of_the_text(self, subject: Subject, gpu_device: Device) -> None:
-        engine = Engine(make_config(subject.directory, mode="NONE", budget=5), gpu_device)
+        engine = Engine(make_config(subject, mode="NONE", budget=5), gpu_device)
         ask(engine, subject, ["long", "short"])
 
     @pytest.mark.slow
@@ -159,14 +163,14 @@ class EncoderDecoderConformance:
         self, subject: Subject, gpu_device: Device
     ) -> None:
         """Requests fit into the cache when they begin, and not when they end."""
-        config = make_config(subject.directory, mode="NONE", num_blocks=60)
+        config = make_config(subject, mode="NONE")
         engine = Engine(config, gpu_device)
         num_blocks = engine.core.info.max_blocks_per_request
-        config = make_config(subject.directory, mode="NONE", num_blocks=num_blocks + 1)
+        config = make_config(subject, mode="NONE", num_blocks=num_blocks + 1)
         engine = Engine(config, gpu_device)
         ask(engine, subject, ["whole", "long"])
         for number, name in enumerate(("whole", "short", "same"), 2):
-            add(engine, number, subject.asked[name], max_tokens=25)
+            add(engine, number, subject.asked[name], max_tokens=40)
         engine.run()
         assert engine.core.scheduler.stats.preemptions > 0
         for number, name in enumerate(("whole", "short", "same"), 2):
@@ -176,7 +180,7 @@ class EncoderDecoderConformance:
     def test_sleep_and_new_weights(self, subject: Subject, gpu_device: Device) -> None:
         """A request falls asleep behind what the encoder has computed, and with other weights the
         same item has other keys and values."""
-        engine = Engine(make_config(subject.directory, mode="NONE"), gpu_device)
+        engine = Engine(make_config(subject, mode="NONE"), gpu_device)
         add(engine, 0, subject.asked["long"])
         engine.step()
         engine.core.settle()
@@ -198,13 +202,13 @@ class EncoderDecoderConformance:
         self, subject: Subject, gpu_device: Device
     ) -> None:
         """Positions of the encoder are no tokens."""
-        engine = Engine(make_config(subject.directory, mode="NONE"), gpu_device)
+        engine = Engine(make_config(subject, mode="NONE"), gpu_device)
         add(engine, 0, subject.asked["long"], repetition_penalty=PENALTY)
         engine.run()
         assert engine.tokens[0] == subject.penalised != subject.asked["long"].wanted
 
     def test_a_request_needs_an_item(self, subject: Subject, gpu_device: Device) -> None:
-        engine = Engine(make_config(subject.directory, mode="NONE"), gpu_device)
+        engine = Engine(make_config(subject, mode="NONE"), gpu_device)
         params = SamplingParams(max_tokens=1)
         refused = engine.core.add(0, EngineCoreRequest(0, [5], params))
         assert refused is not None
@@ -216,7 +220,7 @@ class OnDeviceConformance(EncoderDecoderConformance):
     def test_the_host_does_not_wait_for_encoders(
         self, subject: Subject, gpu_device: Device
     ) -> None:
-        engine = Engine(make_config(subject.directory, mode="NONE"), gpu_device)
+        engine = Engine(make_config(subject, mode="NONE"), gpu_device)
         add(engine, 0, subject.asked["short"])
         engine.step()
         add(engine, 1, subject.asked["long"])

@@ -17,6 +17,7 @@ from shmllm.formats.audio_settings import (
     GraniteSpeechSettings,
     SamplesSettings,
     UnpaddedSettings,
+    WaveSettings,
     WhisperSettings,
 )
 from shmllm.frontend.audio.filters import htk_corners, triangles
@@ -24,6 +25,7 @@ from shmllm.frontend.audio.filters import htk_corners, triangles
 _HIGHEST = 8000.0
 """Hertz: up to where the filters reach."""
 _FLOOR = 1e-10
+_LEAST_VARIANCE = 1e-7
 _AT_ONCE = 3000
 """How many frames are in memory at a time."""
 _RANGE = 8.0
@@ -63,6 +65,13 @@ def samples_of_frames(
     """The samples themselves, [frames, num_mels], with zeros behind the last one."""
     filled = np.pad(samples, (0, -len(samples) % settings.hop))
     return np.ascontiguousarray(filled.reshape(-1, settings.hop), np.float32)
+
+
+def samples_alone(samples: NDArray[np.float32], settings: WaveSettings) -> NDArray[np.float32]:
+    """The samples themselves, [samples, 1]."""
+    if settings.normalizes:
+        samples = (samples - samples.mean()) / np.sqrt(samples.var() + _LEAST_VARIANCE)
+    return np.array(samples[:, None], np.float32)
 
 
 def _log_mel(

@@ -21,6 +21,7 @@ from shmllm.formats.audio_settings import (
     GraniteSpeechSettings,
     SamplesSettings,
     UnpaddedSettings,
+    WaveSettings,
     WhisperSettings,
     read_audio_settings,
 )
@@ -41,6 +42,7 @@ _FEATURES: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] 
     GraniteSpeechSettings: features.stacked_log_mel,
     FunAsrSettings: kaldi_features.log_mel,
     SamplesSettings: features.samples_of_frames,
+    WaveSettings: features.samples_alone,
 }
 """What computes features of samples, by the kind of extractor."""
 

@@ -69,6 +69,7 @@ from shmllm.frontend.placeholders.minicpmv4_6 import (
     MiniCPMVPlaceholder,
 )
 from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
+from shmllm.frontend.placeholders.moonshine import MoonshinePlaceholder
 from shmllm.frontend.placeholders.moss import MossPlaceholder
 from shmllm.frontend.placeholders.muse_glimmer import (
     MuseGlimmerPlaceholder,
@@ -155,6 +156,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "MiniCPMOcrForConditionalGeneration": (MiniCPMOcrPlaceholder,),
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
+    "MoonshineForConditionalGeneration": (MoonshinePlaceholder,),
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),
     "Ovis2ForConditionalGeneration": (Ovis2Placeholder,),
     "MuseGlimmerForConditionalGeneration": (

@@ -49,10 +49,14 @@ class Asker(Rounds):
         self._rate = rate
 
     def _prompts(self, parts: Sequence[Part]) -> list[Prompt]:
-        prompts = [self._render(self._question.message(self._sound(part))) for part in parts]
-        for prompt in prompts:
-            prompt["prompt_token_ids"] = [*prompt["prompt_token_ids"], *self._begin]
-        return prompts
+        return [self._prompt(self._sound(part)) for part in parts]
+
+    def _prompt(self, sound: tuple[Any, int]) -> Any:
+        if not self._question.is_message:
+            return {"prompt_token_ids": self._begin, "multi_modal_data": {"audio": sound}}
+        prompt = self._render(self._question.message(sound))
+        prompt["prompt_token_ids"] = [*prompt["prompt_token_ids"], *self._begin]
+        return prompt
 
     def _params(self, part: Part, temperature: float) -> SamplingParams:
         most = _FEWEST_TOKENS + round(_TOKENS_OF_SECOND * self._seconds(part))

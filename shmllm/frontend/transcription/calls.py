@@ -138,7 +138,7 @@ class TranscriptionCalls:
     def _ask(
         self, question: Question, language: str | None, sounds: list[_Sound], on_done: OnDone
     ) -> None:
-        """Transcribe sounds by messages."""
+        """Transcribe sounds by messages, or by what a decoder begins with."""
         if not sounds:
             return
         render = self.front_end.chat_prompt

@@ -98,6 +98,8 @@ class Question:
         languages: what the model calls languages, by their codes.
         begin: what a reply begins with that names a language, which takes the place of "{}".
         read: makes a Reply of what the model writes, and of `languages`.
+        is_message: whether the sound is in a message; otherwise a decoder attends to it, and writes
+            what follows `begin`.
         read_times: finds parts with times in what the model writes; None: there are none.
     """
 
@@ -106,6 +108,7 @@ class Question:
     languages: Mapping[str, str] = field(default_factory=dict)
     begin: str = ""
     read: Callable[[str, Mapping[str, str]], Reply] = _whole
+    is_message: bool = True
     read_times: Callable[[str], list[Timed]] | None = None
 
     def check(self, language: str | None, task: str) -> None:
@@ -155,6 +158,7 @@ QUESTIONS: dict[str, Question] = {
     "GlmAsrForConditionalGeneration": Question(text="Please transcribe this audio into text"),
     "GraniteSpeechForConditionalGeneration": _OF_GRANITE,
     "GraniteSpeechPlusForConditionalGeneration": _OF_GRANITE,
+    "MoonshineForConditionalGeneration": Question(is_message=False),
     "MossTranscribeDiarizeForConditionalGeneration": Question(read_times=_timed),
     "Qwen3ASRForConditionalGeneration": Question(
         languages=_OF_QWEN, begin="language {}<asr_text>", read=_behind_language

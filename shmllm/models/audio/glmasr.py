@@ -7,12 +7,12 @@ one goes.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.audio.convolutions import KERNEL, convolve
 from shmllm.models.audio.frames import check_frames
+from shmllm.models.audio.rotation import Rotation
 from shmllm.models.audio.specs import GlmAsrTower
 from shmllm.models.audio.whisper import ENCODER, EPS, PROJECTOR, LayerNames, WhisperLayer
 from shmllm.models.layers import Storage
@@ -54,32 +54,9 @@ class GlmAsr(Tower):
         check_frames(inputs, frames, (spec.most_frames, spec.num_mels))
         x = F.gelu(convolve(self._first, inputs.to(self.dtype), stride=1))
         x = F.gelu(convolve(self._second, x, stride=2))
-        rotate = _Rotation(len(x), spec, x)
+        rotate = Rotation(len(x), spec.rotary_dim, spec.theta, x)
         for layer in self._layers:
             x = layer(x, rotate=rotate)
         count = spec.num_embeddings(frames)
         together = self._norm(x[: count * spec.factor]).view(count, -1)
         return self._down(self._activation(self._up(together)))
-
-
-class _Rotation:
-    """The rotation of the first elements of heads by their positions (Su et al., 2021).
-
-    Args:
-        count: the number of positions.
-        spec: what the tower computes.
-        like: has the device and the dtype.
-    """
-
-    def __init__(self, count: int, spec: GlmAsrTower, like: Tensor) -> None:
-        exponents = torch.arange(0, spec.rotary_dim, 2, device=like.device) / spec.rotary_dim
-        positions = torch.arange(count, device=like.device, dtype=torch.float32)
-        angles = (positions[:, None] * (1.0 / spec.theta**exponents))[:, None]
-        self._cos, self._sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Returns ``x`` [..., positions, heads, head_dim], rotated."""
-        half = self._cos.shape[-1]
-        first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], -1)
-        turned = first * self._cos - second * self._sin, second * self._cos + first * self._sin
-        return torch.cat([*turned, rest], -1)

@@ -37,7 +37,7 @@ class Qwen3OmniAudio(Tower):
             f"{ENCODER}conv_out", width, channels * num_convolved(spec.num_mels), bias=False
         )
         self._layers = [
-            WhisperLayer(spec, f"{ENCODER}layers.{layer}", self, key_bias=True)
+            WhisperLayer(spec, f"{ENCODER}layers.{layer}", self, biases="qkvo")
             for layer in range(spec.num_layers)
         ]
         self._norm = self.make_layer_norm(f"{ENCODER}ln_post", width, EPS)

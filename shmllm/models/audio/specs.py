@@ -316,11 +316,14 @@ class AudioSpec:
         tower: what computes the embeddings.
         has_adapter: whether an adapter in the model's directory, if there is one, is for prompts
             with sounds.
+        decoder_start: the token that a decoder begins with, unless a file of the model names
+            another one; None: prompts say what it begins with.
     """
 
     token: int | None
     tower: AudioTower
     has_adapter: bool = False
+    decoder_start: int | None = None
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings a sound has."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
 from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
+from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.grids import Grid
 
 ENCODER, PROJECTOR, DECODER = "audio_tower.", "multi_modal_projector.", "model.decoder."
@@ -114,6 +115,22 @@ def _name_of_projection(layer: int, name: str) -> str:
     return f"{DECODER}layers.{layer}.encoder_attn.{name}_proj"
 
 
+class LayerSizes(Protocol):
+    """What a layer needs of a tower's spec; see `specs.WhisperTower`."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def inner(self) -> int: ...
+
+    @property
+    def activation(self) -> VisionActivation: ...
+
+
 class WhisperLayer:
     """One layer: attention and an MLP, each behind a norm.
 
@@ -121,31 +138,31 @@ class WhisperLayer:
         spec: what the tower computes.
         prefix: of the weights' names, such as "audio_tower.layers.0".
         tower: owns the weights.
-        key_bias: whether the projection to keys has a bias.
+        biases: which projections have biases: to queries, keys, values, and the last one ("o").
         names: of its weights.
+        norm_bias: whether its norms have biases.
     """
 
     def __init__(
         self,
-        spec: WhisperTower,
+        spec: LayerSizes,
         prefix: str,
         tower: Tower,
-        key_bias: bool = False,
+        biases: str = "qvo",
         names: LayerNames = OF_WHISPER,
+        norm_bias: bool = True,
     ) -> None:
         width = spec.hidden_size
         self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
         self._norms = [
-            tower.make_layer_norm(f"{prefix}.{name}", width, EPS)
+            tower.make_layer_norm(f"{prefix}.{name}", width, EPS, norm_bias)
             for name in (names.before_attention, names.before_mlp)
         ]
         self._qkv = [
-            tower.make_dense(
-                f"{prefix}.self_attn.{name}_proj", width, width, bias=key_bias or name != "k"
-            )
+            tower.make_dense(f"{prefix}.self_attn.{name}_proj", width, width, bias=name in biases)
             for name in "qkv"
         ]
-        self._out = tower.make_dense(f"{prefix}.{names.out}", width, width)
+        self._out = tower.make_dense(f"{prefix}.{names.out}", width, width, bias="o" in biases)
         self._up = tower.make_dense(f"{prefix}.{names.up}", spec.inner, width)
         self._down = tower.make_dense(f"{prefix}.{names.down}", width, spec.inner)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import encoder_texts
+from support import encoder_texts, sound_encoders
 from support.model_helpers import (
     assert_logits_close,
     load,
@@ -1393,7 +1393,7 @@ HEADS = {"dflash", "eagle", "medusa"}
 def test_every_architecture_has_a_case() -> None:
     """Those that generate have one here, the others in tests/e2e/test_pooling_models.py and
     test_published_encoders.py, those with an encoder in tests/conformance/gpu_whisper.py and
-    tests/support/encoder_texts.py, and those that draft for others in
+    tests/support/encoder_texts.py and sound_encoders.py, and those that draft for others in
     tests/e2e/test_draft_heads.py."""
     others = TEXT_MODELS.keys() | PUBLISHED
     others |= {name for name, family in ARCHITECTURES.items() if family in HEADS}
@@ -1402,6 +1402,7 @@ def test_every_architecture_has_a_case() -> None:
     encoders = {name for name in encoders if not name.endswith(("LMHeadModel", "MTModel"))}
     generating = {family for name, family in plain.items() if name not in encoders}
     generating -= {"whisper", *(kind for kind, _ in encoder_texts.RECIPES.values())}
+    generating -= {recipe.kind for recipe in sound_encoders.RECIPES.values()}
     assert generating == {SAME_MODULE.get(family, family) for family, _ in CASES.values()}
     assert encoders <= {f"{family}Model" for family, _ in RECIPES.values()}
 
