@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ _GEMMA4_MOST_SAMPLES = 480_000
 MOST_SAMPLED_FRAMES = 60_000
 """The frames of the longest sound of Gemma 4 12B, which knows none: 40 minutes."""
 _LARGEST = 2**20
+MOST_PARAKEET_FRAMES = 4000
+"""The frames of the longest sound of Canary, by its authors, as its files name none: 40 seconds."""
 MOST_WAVE_SECONDS = 64
 """The longest sound of Moonshine, by its authors' program, as its files name none."""
 MOST_SECONDS = 600
@@ -212,6 +214,32 @@ class WaveSettings(AudioSettings):
         return num_samples
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParakeetSettings(AudioSettings):
+    """Those of transformers' `ParakeetFeatureExtractor` and `CohereAsrFeatureExtractor`. The middle
+    of the first frame is at the begin of a sound, which is silent at both ends.
+
+    Attributes:
+        fft: the length of Fourier transforms; zeros surround a window.
+        emphasis: the part of the sample before that is subtracted from each one.
+        dither: the factor of noise that is added to the samples.
+        longest: the samples of the longest sound.
+    """
+
+    fft: int
+    emphasis: float
+    dither: float
+    longest: int
+
+    @property
+    def most_samples(self) -> int:
+        return self.longest
+
+    def count_frames(self, num_samples: int) -> int:
+        count = num_samples // self.hop
+        return count if count > 1 else 0  # one frame has no variance
+
+
 def read_audio_settings(directory: Path) -> AudioSettings | None:
     """Reads the settings of the feature extractor in a model's directory.
 
@@ -237,7 +265,7 @@ def read_audio_settings(directory: Path) -> AudioSettings | None:
             f"{path}: feature_extractor_type {kind!r} is not supported; supported is {known}"
         )
     for name, supported in _SUPPORTED.items():
-        if values.get(name) not in (None, supported):
+        if name not in _COMPUTED.get(str(kind), ()) and values.get(name) not in (None, supported):
             raise EngineStartError(f"{path}: {name} must be {supported}, not {values[name]!r}")
     settings = reader(values, path)
     if settings.window > settings.most_samples:
@@ -358,6 +386,33 @@ def _read_wave(values: dict[str, Any], path: Path) -> WaveSettings:
     return WaveSettings(rate=rate, num_mels=1, hop=1, window=1, normalizes=normalizes)
 
 
+def _read_parakeet(values: dict[str, Any], path: Path) -> ParakeetSettings:
+    hop = _size(values, "hop_length", path, 160)
+    settings = ParakeetSettings(
+        rate=_size(values, "sampling_rate", path, 16_000),
+        num_mels=_size(values, "feature_size", path, 80),
+        hop=hop,
+        window=_size(values, "win_length", path, 400),
+        fft=_size(values, "n_fft", path, 512),
+        emphasis=_number(values, "preemphasis", path, 0.0 if "preemphasis" in values else 0.97),
+        dither=0.0,
+        longest=MOST_PARAKEET_FRAMES * hop,
+    )
+    if settings.window > settings.fft or settings.fft % 2:
+        raise EngineStartError(f"{path}: n_fft must be even, and at least win_length")
+    return settings
+
+
+def _read_cohere_asr(values: dict[str, Any], path: Path) -> ParakeetSettings:
+    settings = _read_parakeet({"feature_size": 128} | values, path)
+    seconds = _number(values, "max_audio_clip_s", path, 35.0)
+    return replace(
+        settings,
+        dither=_number(values, "dither", path, 1e-5),
+        longest=min(settings.longest, round(seconds * settings.rate)),
+    )
+
+
 _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "WhisperFeatureExtractor": _read_whisper,
     "Gemma4AudioFeatureExtractor": _read_gemma4,
@@ -366,6 +421,8 @@ _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "Qwen3ASRFeatureExtractor": _read_qwen3_asr,
     "GraniteSpeechFeatureExtractor": _read_granite_speech,
     "FunAsrNanoFeatureExtractor": _read_fun_asr,
+    "ParakeetFeatureExtractor": _read_parakeet,
+    "CohereAsrFeatureExtractor": _read_cohere_asr,
     "Wav2Vec2FeatureExtractor": _read_wave,
 }
 """By the names of transformers' classes. A file may leave fields out; then the defaults of the
@@ -379,7 +436,11 @@ _SUPPORTED: dict[str, Any] = {
     "per_bin_mean": None,
     "per_bin_stddev": None,
 }
-"""Fields that have one supported value."""
+"""Fields that have one supported value, but for extractors in _COMPUTED."""
+_COMPUTED = {
+    "ParakeetFeatureExtractor": ("preemphasis",),
+    "CohereAsrFeatureExtractor": ("preemphasis", "dither"),
+}
 
 
 def _size(values: dict[str, Any], name: str, path: Path, default: int) -> int:

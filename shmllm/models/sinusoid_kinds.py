@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-SinusoidKind = Literal["fairseq", "marian"]
+SinusoidKind = Literal["fairseq", "marian", "nemo"]
 """The last of n wavelengths is the longest ("fairseq"; XGLM, M2M100), or would be the one behind it
-("marian"; Marian, Pegasus)."""
+("marian"; Marian, Pegasus), also divided by the square root of the width ("nemo"; Canary)."""

@@ -29,11 +29,12 @@ def sinusoids(
         width: that of an embedding, an even number.
         device: where they are made.
         first: the first position.
-        kind: see `SinusoidKind`; Marian's are computed in float64.
+        kind: see `SinusoidKind`; all but fairseq's are computed in float64.
     """
     num_rates = width // 2
     dtype = torch.float32 if kind == "fairseq" else torch.float64
     step = math.log(_LONGEST) / (num_rates - 1 if kind == "fairseq" else num_rates)
     rates = torch.exp(-step * torch.arange(num_rates, device=device).to(dtype))
     angles = torch.arange(first, first + count, device=device)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], 1).float()
+    scale = width**-0.5 if kind == "nemo" else 1.0
+    return torch.cat([angles.sin() * scale, angles.cos() * scale], 1).float()

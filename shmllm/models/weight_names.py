@@ -36,6 +36,8 @@ RENAMED_PREFIXES = {
     **{f"decoder.{kind}": f"lm_head.{kind}" for kind in ("weight", "bias")},
     "output.": "lm_head.",
     "proj_out.": "lm_head.",
+    "log_softmax.mlp.layer0.": "lm_head.",
+    **{f"{name}.": f"model.{name}." for name in ("transf_decoder", "encoder_decoder_proj")},
     **{f"{name}_encoder.bert_model.": "" for name in ("ctx", "question")},
     **{f"{name}.layers.": "model.layers." for name in ("nomic_bert", "roberta", "gte")},
     **{f"{name}.": "" for name in ("bert", "roberta", "distilbert", "mpnet", "electra")},

@@ -40,9 +40,9 @@ def test_prompts_and_transcripts(
     item = {"multi_modal_data": {"audio": (SOUNDS[0], RATE)}}
     with LLM(str(tmp_path), **BASE) as llm:
         forms = [
-            prompt_of(SOUNDS[0], recipe.prompt),
-            {"encoder_prompt": {"prompt": "", **item}, "decoder_prompt": recipe.prompt},
-            prompt_of(SOUNDS[2], f"{recipe.prompt}some words"),
+            prompt_of(SOUNDS[0], recipe.text),
+            {"encoder_prompt": {"prompt": "", **item}, "decoder_prompt": recipe.text},
+            prompt_of(SOUNDS[2], f"{recipe.text}some words"),
         ]
         outputs = llm.generate(forms, PARAMS, use_tqdm=False)
         for output, sound in zip(outputs, (SOUNDS[0], SOUNDS[0], SOUNDS[2]), strict=True):
@@ -50,9 +50,9 @@ def test_prompts_and_transcripts(
             wanted = reference_tokens(model, name, ids, sound, 10)
             assert output.outputs[0].token_ids == wanted
         for wrong, message in (
-            (recipe.prompt, "has no audio"),
-            (prompt_of(SOUNDS[0][:50], recipe.prompt), "is too short"),
-            (prompt_of(make_sound(recipe.most_seconds + 1, 0), recipe.prompt), "at once"),
+            (recipe.text, "has no audio"),
+            (prompt_of(SOUNDS[0][:50], recipe.text), "is too short"),
+            (prompt_of(make_sound(recipe.most_seconds + 1, 0), recipe.text), "at once"),
         ):
             with pytest.raises(RequestError, match=message):
                 llm.generate(wrong, PARAMS, use_tqdm=False)
@@ -78,7 +78,7 @@ def test_prompts_and_transcripts(
 )
 def test_bits_do_not_depend_on_settings(name: str, tmp_path: Path, variant: dict[str, Any]) -> None:
     make_sound_encoder(tmp_path, name)
-    begin = RECIPES[name].prompt
+    begin = RECIPES[name].text
     prompts = [prompt_of(sound, begin + "word " * n) for n, sound in enumerate(SOUNDS * 3)]
     found = {}
     for setting, options in SETTINGS.items():

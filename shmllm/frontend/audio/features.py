@@ -20,7 +20,7 @@ from shmllm.formats.audio_settings import (
     WaveSettings,
     WhisperSettings,
 )
-from shmllm.frontend.audio.filters import htk_corners, triangles
+from shmllm.frontend.audio.filters import htk_corners, slaney_filters, triangles
 
 _HIGHEST = 8000.0
 """Hertz: up to where the filters reach."""
@@ -79,7 +79,8 @@ def _log_mel(
 ) -> NDArray[np.float32]:
     """The first frames of samples, which are mirrored at both ends."""
     window = _hann(settings.window)
-    return _logs_of(whole, window, settings.hop, count, _filters(settings))
+    filters = slaney_filters(settings.rate, settings.window, settings.num_mels, _HIGHEST)
+    return _logs_of(whole, window, settings.hop, count, filters)
 
 
 def stacked_log_mel(
@@ -118,32 +119,7 @@ def _hann(size: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=4)
-def _filters(settings: WhisperSettings) -> NDArray[np.float64]:
-    """Triangles over the frequencies of a frame, [window / 2 + 1, num_mels], of equal areas
-    (Slaney's Auditory Toolbox, 1998)."""
-    frequencies = np.linspace(0, settings.rate // 2, settings.window // 2 + 1)
-    corners = _hertz(np.linspace(0, _mel(_HIGHEST), settings.num_mels + 2))
-    return triangles(frequencies, corners) * (2 / (corners[2:] - corners[:-2]))
-
-
-@lru_cache(maxsize=4)
 def _htk_filters(settings: GraniteSpeechSettings) -> NDArray[np.float64]:
     """Triangles of the height 1, [fft / 2 + 1, num_filters]."""
     frequencies = np.linspace(0, settings.rate // 2, settings.fft // 2 + 1)
     return triangles(frequencies, htk_corners(0.0, settings.rate / 2, settings.num_filters))
-
-
-_LINEAR_HERTZ, _LINEAR_MELS = 1000.0, 15.0
-"""Up to here 200 Hz are 3 mels; further up each octave has as many."""
-_LOG_STEP = np.log(6.4) / 27
-
-
-def _mel(hertz: float) -> float:
-    if hertz < _LINEAR_HERTZ:
-        return hertz * 3 / 200
-    return float(_LINEAR_MELS + np.log(hertz / _LINEAR_HERTZ) / _LOG_STEP)
-
-
-def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
-    above = _LINEAR_HERTZ * np.exp(_LOG_STEP * (mels - _LINEAR_MELS))
-    return np.where(mels < _LINEAR_MELS, mels * 200 / 3, above)

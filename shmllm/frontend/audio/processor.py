@@ -19,6 +19,7 @@ from shmllm.formats.audio_settings import (
     FunAsrSettings,
     Gemma4AudioSettings,
     GraniteSpeechSettings,
+    ParakeetSettings,
     SamplesSettings,
     UnpaddedSettings,
     WaveSettings,
@@ -26,7 +27,7 @@ from shmllm.formats.audio_settings import (
     read_audio_settings,
 )
 from shmllm.formats.processor_files import missing_settings
-from shmllm.frontend.audio import features, gemma4_features, kaldi_features
+from shmllm.frontend.audio import features, gemma4_features, kaldi_features, parakeet_features
 from shmllm.frontend.audio.opening import open_audio
 from shmllm.frontend.audio.resampling import resampled
 from shmllm.frontend.audio.sound import Sound
@@ -43,6 +44,7 @@ _FEATURES: dict[type[AudioSettings], Callable[[Any, Any], NDArray[np.float32]]] 
     FunAsrSettings: kaldi_features.log_mel,
     SamplesSettings: features.samples_of_frames,
     WaveSettings: features.samples_alone,
+    ParakeetSettings: parakeet_features.log_mel,
 }
 """What computes features of samples, by the kind of extractor."""
 

@@ -77,6 +77,7 @@ from shmllm.frontend.placeholders.muse_glimmer import (
 )
 from shmllm.frontend.placeholders.ovis2 import Ovis2Placeholder
 from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
+from shmllm.frontend.placeholders.parakeet import CohereAsrPlaceholder, ParakeetPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import (
     AudioFlamingoPlaceholder,
     GlmAsrPlaceholder,
@@ -111,6 +112,8 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "AudioFlamingo3ForConditionalGeneration": (AudioFlamingoPlaceholder,),
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
+    "CanaryForConditionalGeneration": (ParakeetPlaceholder,),
+    "CohereAsrForConditionalGeneration": (CohereAsrPlaceholder,),
     "ColModernVBertForRetrieval": (ColModernVBertPlaceholder,),
     "ColPaliForRetrieval": (PaliGemmaPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),

@@ -248,6 +248,10 @@ class Tokenizer:
         """The token as the vocabulary spells it ("Ġthe", "▁the"); None for unknown ids."""
         return self._backend.id_to_token(token_id)
 
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it; None: there is none."""
+        return self._backend.token_to_id(token)
+
     def byte_table(self, *, skip_special_tokens: bool) -> ByteTable | None:
         """The bytes of each token of a byte-level vocabulary; None for other vocabularies.
 

@@ -55,6 +55,7 @@ class TokenizerBackend(Protocol):
     def num_special_tokens(self, *, is_pair: bool) -> int: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
     def id_to_token(self, token_id: int) -> str | None: ...
+    def token_to_id(self, token: str) -> int | None: ...
 
 
 class FastBackend:
@@ -136,6 +137,9 @@ class FastBackend:
     def id_to_token(self, token_id: int) -> str | None:
         return self._tokenizer.id_to_token(token_id)
 
+    def token_to_id(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
+
 
 class TransformersBackend:
     """A transformers tokenizer that is not based on a `tokenizers` object."""
@@ -209,6 +213,10 @@ class TransformersBackend:
         token: str = self._tokenizer.convert_ids_to_tokens(token_id)
         return token
 
+    def token_to_id(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.get_vocab().get(token)
+        return found
+
 
 class NoBackend:
     """Stands in for a tokenizer with `skip_tokenizer_init`: there is no text."""
@@ -251,6 +259,9 @@ class NoBackend:
         return ""
 
     def id_to_token(self, token_id: int) -> str | None:
+        return None
+
+    def token_to_id(self, token: str) -> int | None:
         return None
 
 

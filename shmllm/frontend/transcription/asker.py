@@ -29,6 +29,7 @@ class Asker(Rounds):
         generate: completes prompts, and calls a function with the number of those that ended.
         rate: samples in a second.
         on_done: see `Rounds`.
+        task: "transcribe" or "translate".
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class Asker(Rounds):
         generate: Generate,
         rate: int,
         on_done: OnDone,
+        task: str = "transcribe",
     ) -> None:
         super().__init__(generate, on_done)
         self._question = question
         self._language = language
         self._render = render
-        self._begin = encode(begin) if (begin := question.begin_of(language)) else []
+        self._begin = encode(begin) if (begin := question.begin_of(language, task)) else []
         self._rate = rate
 
     def _prompts(self, parts: Sequence[Part]) -> list[Prompt]:

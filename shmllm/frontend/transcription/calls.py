@@ -21,7 +21,7 @@ from shmllm.frontend.transcription.asker import MOST_SECONDS, Asker
 from shmllm.frontend.transcription.questions import QUESTIONS, Question
 from shmllm.frontend.transcription.rounds import OnDone, Part
 from shmllm.frontend.transcription.transcriber import Transcriber
-from shmllm.frontend.transcription.vocabulary import Vocabulary
+from shmllm.frontend.transcription.vocabulary import Vocabulary, ids_of_tokens
 from shmllm.frontend.transcription.windows import divide
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.transcription import Segment, Transcript
@@ -90,7 +90,7 @@ class TranscriptionCalls:
             write = partial(self._write, vocabulary, language, task, timestamps)
         else:
             question.check(language, task)
-            write = partial(self._ask, question, language)
+            write = partial(self._ask, question, language, task)
             most_seconds = min(most_seconds, MOST_SECONDS)
         opened = self._opened(sounds, language, most_seconds)
         with _shown(sum(len(each.parts) for each in opened), use_tqdm) as on_done:
@@ -136,15 +136,22 @@ class TranscriptionCalls:
         transcriber.transcribe(_all_parts(sounds), task, timestamps)
 
     def _ask(
-        self, question: Question, language: str | None, sounds: list[_Sound], on_done: OnDone
+        self,
+        question: Question,
+        language: str | None,
+        task: str,
+        sounds: list[_Sound],
+        on_done: OnDone,
     ) -> None:
         """Transcribe sounds by messages, or by what a decoder begins with."""
         if not sounds:
             return
-        render = self.front_end.chat_prompt
-        encode = partial(self.front_end.tokenizer.encode, add_special_tokens=False)
+        render, tokenizer = self.front_end.chat_prompt, self.front_end.tokenizer
+        encode: Callable[[str], list[int]] = partial(tokenizer.encode, add_special_tokens=False)
+        if not question.is_message:
+            encode = partial(ids_of_tokens, tokenizer)
         rate = sounds[0].rate
-        asker = Asker(question, language, render, encode, self._completed, rate, on_done)
+        asker = Asker(question, language, render, encode, self._completed, rate, on_done, task)
         asker.run(_all_parts(sounds))
 
     def _completed(self, prompts: list[Prompt], params: Any, done: OnDone) -> list[RequestOutput]:

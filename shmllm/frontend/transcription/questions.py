@@ -96,10 +96,13 @@ class Question:
         text: what a message says beside its sound; empty: nothing.
         is_first: whether the text stands before the sound.
         languages: what the model calls languages, by their codes.
-        begin: what a reply begins with that names a language, which takes the place of "{}".
+        begin: what a reply begins with that names a language, which takes the place of "{0}", that
+            of the reply the place of "{1}"; without a message, tokens with spaces between them.
         read: makes a Reply of what the model writes, and of `languages`.
         is_message: whether the sound is in a message; otherwise a decoder attends to it, and writes
             what follows `begin`.
+        needs_language: whether the model has to be told the language.
+        translates: whether it translates into English.
         read_times: finds parts with times in what the model writes; None: there are none.
     """
 
@@ -109,14 +112,22 @@ class Question:
     begin: str = ""
     read: Callable[[str, Mapping[str, str]], Reply] = _whole
     is_message: bool = True
+    needs_language: bool = False
+    translates: bool = False
     read_times: Callable[[str], list[Timed]] | None = None
 
     def check(self, language: str | None, task: str) -> None:
         """Raises RequestError if the model cannot be asked for a language, or for a task."""
-        if task != "transcribe":
+        if task != "transcribe" and not self.translates:
             raise RequestError("the model translates nothing", parameter="task")
-        if language is None or language in self.languages:
+        if language in self.languages or (language is None and not self.needs_language):
             return
+        if language is None:
+            raise RequestError(
+                "the model has to be told the language, one of "
+                f"{' '.join(sorted(self.languages))}: pass language=, or --language",
+                parameter="language",
+            )
         if not self.languages:
             raise RequestError(
                 "the model cannot be told a language: it finds out by itself", parameter="language"
@@ -134,9 +145,12 @@ class Question:
             parts.insert(0 if self.is_first else 1, {"type": "text", "text": self.text})
         return [{"role": "user", "content": parts}]
 
-    def begin_of(self, language: str | None) -> str:
+    def begin_of(self, language: str | None, task: str = "transcribe") -> str:
         """What the reply begins with, which the model is given."""
-        return "" if language is None else self.begin.format(self.languages[language])
+        if language is None:
+            return ""
+        name = self.languages[language]
+        return self.begin.format(name, name if task == "transcribe" else self.languages["en"])
 
 
 _OF_QWEN = {
@@ -150,9 +164,55 @@ _OF_QWEN = {
 
 _OF_GRANITE = Question(text="can you transcribe the speech into a written format?")
 """That of its authors' examples: transformers' processor has none."""
+_TASK = (
+    "<|startofcontext|> <|startoftranscript|> <|emo:undefined|> <|{0}|> <|{1}|> <|pnc|> <|noitn|> "
+    "<|notimestamp|> <|nodiarize|>"
+)
+"""What the decoders of Canary (NeMo's prompt of it) and Cohere Transcribe begin with."""
+_OF_COHERE = ["ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh"]
+_OF_CANARY = [
+    "bg",
+    "cs",
+    "da",
+    "de",
+    "el",
+    "en",
+    "es",
+    "et",
+    "fi",
+    "fr",
+    "hr",
+    "hu",
+    "it",
+    "lt",
+    "lv",
+    "mt",
+    "nl",
+    "pl",
+    "pt",
+    "ro",
+    "ru",
+    "sk",
+    "sl",
+    "sv",
+    "uk",
+]
 QUESTIONS: dict[str, Question] = {
     "AudioFlamingo3ForConditionalGeneration": Question(
         text="Transcribe the input speech.", is_first=True, read=_without_frame
+    ),
+    "CanaryForConditionalGeneration": Question(
+        languages={code: code for code in _OF_CANARY},
+        begin=_TASK,
+        is_message=False,
+        needs_language=True,
+        translates=True,
+    ),
+    "CohereAsrForConditionalGeneration": Question(
+        languages={code: code for code in _OF_COHERE},
+        begin=f"▁ {_TASK}",
+        is_message=False,
+        needs_language=True,
     ),
     "FunAsrNanoForConditionalGeneration": Question(),
     "GlmAsrForConditionalGeneration": Question(text="Please transcribe this audio into text"),
@@ -161,7 +221,7 @@ QUESTIONS: dict[str, Question] = {
     "MoonshineForConditionalGeneration": Question(is_message=False),
     "MossTranscribeDiarizeForConditionalGeneration": Question(read_times=_timed),
     "Qwen3ASRForConditionalGeneration": Question(
-        languages=_OF_QWEN, begin="language {}<asr_text>", read=_behind_language
+        languages=_OF_QWEN, begin="language {0}<asr_text>", read=_behind_language
     ),
 }
 """By the names of architectures."""

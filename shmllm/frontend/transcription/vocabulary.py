@@ -1,4 +1,4 @@
-"""The special tokens of Whisper, by which a prompt says what becomes of a sound."""
+"""The special tokens of Whisper and others, by which a prompt says what becomes of a sound."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from shmllm.errors import RequestError
 from shmllm.formats.text_files import read_text
+from shmllm.frontend.text.tokenizer import Tokenizer
 
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _BEGIN, _NO_TIMESTAMPS, _END = "<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>"
@@ -59,9 +60,7 @@ class Vocabulary:
         """
         missing = [text for text in (_BEGIN, _NO_TIMESTAMPS, _END) if text not in added]
         if missing:
-            raise RequestError(
-                f"the model's tokenizer lacks {missing[0]}, so it writes no transcripts"
-            )
+            raise RequestError(_lacks(missing[0]))
         generation = _generation(directory / "generation_config.json")
         languages: dict[str, int] = {}
         tasks: dict[str, int] = {}
@@ -130,3 +129,21 @@ def _ids(generation: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """Tokens that generation_config.json lists; -1, in some files, is none."""
     found = generation.get(name) or []
     return tuple(each for each in found if isinstance(each, int) and each >= 0)
+
+
+def ids_of_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Returns the ids of tokens with spaces between them.
+
+    Raises:
+        RequestError: the tokenizer lacks one.
+    """
+    tokens = text.split()
+    found = [tokenizer.token_to_id(token) for token in tokens]
+    missing = [token for token, id_ in zip(tokens, found, strict=True) if id_ is None]
+    if missing:
+        raise RequestError(_lacks(missing[0]))
+    return [each for each in found if each is not None]
+
+
+def _lacks(token: str) -> str:
+    return f"the model's tokenizer lacks {token}, so it writes no transcripts"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from transformers.models.audioflamingo3.processing_audioflamingo3 import AudioFlamingo3Processor
+from transformers.models.canary import processing_canary
+from transformers.models.cohere_asr import processing_cohere_asr
 from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
 from transformers.models.moss_transcribe_diarize.processing_moss_transcribe_diarize import (
     MossTranscribeDiarizeProcessor,
@@ -23,9 +26,16 @@ from shmllm.outputs.logprobs import Logprob
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.outputs.transcription import Segment
 
-QWEN, GLM, FLAMINGO, MOSS = (
+QWEN, GLM, FLAMINGO, MOSS, COHERE, CANARY = (
     QUESTIONS[f"{name}ForConditionalGeneration"]
-    for name in ("Qwen3ASR", "GlmAsr", "AudioFlamingo3", "MossTranscribeDiarize")
+    for name in (
+        "Qwen3ASR",
+        "GlmAsr",
+        "AudioFlamingo3",
+        "MossTranscribeDiarize",
+        "CohereAsr",
+        "Canary",
+    )
 )
 RATE = 100
 
@@ -89,6 +99,22 @@ def test_what_a_model_cannot_be_asked_for() -> None:
     with pytest.raises(RequestError, match="cannot be told a language: it finds out"):
         GLM.check("en", "transcribe")
     QWEN.check("de", "transcribe")
+
+
+def test_decoders_begin_as_processors_of_transformers_have_them() -> None:
+    assert COHERE.languages.keys() == processing_cohere_asr.LANGUAGES
+    assert CANARY.languages.keys() == processing_canary.LANGUAGE_CODE_TO_NAME.keys()
+    processor: Any = object.__new__(processing_cohere_asr.CohereAsrProcessor)
+    processor.tokenizer = SimpleNamespace(convert_tokens_to_ids=list)
+    assert COHERE.begin_of("de").split() == processor.get_decoder_prompt_ids("de")
+    assert CANARY.begin_of("de", "translate").split()[3:5] == ["<|de|>", "<|en|>"]
+    CANARY.check("de", "translate")
+    with pytest.raises(RequestError, match="translates nothing"):
+        COHERE.check("de", "translate")
+    with pytest.raises(RequestError, match="has to be told the language, one of ar de el"):
+        COHERE.check(None, "transcribe")
+    with pytest.raises(RequestError, match="knows no language 'xx'"):
+        CANARY.check("xx", "transcribe")
 
 
 class Model:
