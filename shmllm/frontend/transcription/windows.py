@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 _SEARCHED_SECONDS = 5
 """How far before the end of a window the quietest place is searched."""
+_LEAST_OF_SECOND = 10
+"""The last window is longer than this part of a second: models have a shortest sound."""
 _FRAMES_PER_SECOND = 50
 _LOUDNESS_FRAMES = 5
 """The loudness of a place is that of so many frames around it."""
@@ -41,8 +43,9 @@ def divide(samples: NDArray[np.float32], rate: int, most_seconds: int) -> list[W
     windows = []
     while len(samples) - first > most:
         end = first + most
-        searched = min(_SEARCHED_SECONDS * rate, most // 2)
-        cut = end - searched + _quietest(samples[end - searched : end], rate)
+        begin = end - min(_SEARCHED_SECONDS * rate, most // 2)
+        last = min(end, len(samples) - rate // _LEAST_OF_SECOND)
+        cut = begin + _quietest(samples[begin:last], rate)
         windows.append(Window(first / rate, samples[first:cut]))
         first = cut
     windows.append(Window(first / rate, samples[first:]))

@@ -46,3 +46,9 @@ def test_silence_gives_windows_as_long_as_possible() -> None:
     first, second = divide(np.zeros(40 * RATE, np.float32), RATE, MOST)
     assert len(first.samples) > 29.5 * RATE
     assert len(second.samples) > 10 * RATE
+
+
+def test_the_last_window_is_no_sound_that_a_model_finds_too_short() -> None:
+    first, last = divide(np.zeros(30 * RATE + 1, np.float32), RATE, MOST)
+    assert len(first.samples) + len(last.samples) == 30 * RATE + 1
+    assert len(last.samples) > RATE // 10
