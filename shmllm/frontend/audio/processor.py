@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmllm.errors import RequestError
+from shmllm.formats.audio_readers import read_audio_settings
 from shmllm.formats.audio_settings import (
     AudioSettings,
     FunAsrSettings,
@@ -24,7 +25,6 @@ from shmllm.formats.audio_settings import (
     UnpaddedSettings,
     WaveSettings,
     WhisperSettings,
-    read_audio_settings,
 )
 from shmllm.formats.processor_files import missing_settings
 from shmllm.frontend.audio import features, gemma4_features, kaldi_features, parakeet_features

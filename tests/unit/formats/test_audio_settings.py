@@ -11,7 +11,8 @@ from transformers import WhisperFeatureExtractor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.audio_settings import AudioSettings, UnpaddedSettings, read_audio_settings
+from shmllm.formats.audio_readers import read_audio_settings
+from shmllm.formats.audio_settings import AudioSettings, UnpaddedSettings
 
 TYPE = {"feature_extractor_type": "WhisperFeatureExtractor"}
 

@@ -10,7 +10,8 @@ import pytest
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.audio_settings import Gemma4AudioSettings, read_audio_settings
+from shmllm.formats.audio_readers import read_audio_settings
+from shmllm.formats.audio_settings import Gemma4AudioSettings
 from shmllm.frontend.audio.gemma4_features import log_mel
 
 OPTIONS: dict[str, dict[str, Any]] = {

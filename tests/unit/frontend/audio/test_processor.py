@@ -13,7 +13,7 @@ import soxr
 from support.programs import run_source
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.formats.audio_settings import read_audio_settings
+from shmllm.formats.audio_readers import read_audio_settings
 from shmllm.frontend.audio.features import log_mel
 from shmllm.frontend.audio.opening import Sound
 from shmllm.frontend.audio.processor import AudioProcessor

@@ -17,7 +17,7 @@ from transformers.models.gemma4_unified.feature_extraction_gemma4_unified import
 )
 
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.formats.audio_settings import read_audio_settings
+from shmllm.formats.audio_readers import read_audio_settings
 from shmllm.frontend.items.registry import processors_of_model
 from shmllm.frontend.placeholders.registry import placeholders_of_model
 

@@ -25,7 +25,8 @@ from support.variants import slow
 from shmllm import LLM, AsyncLLM, RequestOutput, SamplingParams
 from shmllm.config.load import with_only_text
 from shmllm.errors import EngineStartError, RequestError
-from shmllm.formats.audio_settings import MOST_SECONDS, read_audio_settings
+from shmllm.formats.audio_readers import read_audio_settings
+from shmllm.formats.audio_settings import MOST_SECONDS
 from shmllm.frontend.items.registry import processors_of_model
 from shmllm.models.audio.conformer_specs import GraniteSpeechTower, QFormer
 from shmllm.models.audio.specs import AudioSpec
