@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shmllm.models.audio.keys_specs import MoonshineTower, num_convolved_samples
+from shmllm.formats.audio_counts import num_convolved_samples
+from shmllm.models.audio.keys_specs import MoonshineTower
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.encoder_decoder import (

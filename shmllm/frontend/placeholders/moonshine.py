@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from shmllm.formats.audio_counts import RATE, num_convolved_samples
 from shmllm.formats.audio_settings import MOST_WAVE_SECONDS
 from shmllm.frontend.placeholders.family import Config
 from shmllm.frontend.placeholders.whisper import NO_MARK, EncodedPlaceholder
-from shmllm.models.audio.keys_specs import RATE, num_convolved_samples
 from shmllm.params.items import Grid
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from shmllm.formats.audio_counts import num_halved
 from shmllm.formats.audio_settings import MOST_PARAKEET_FRAMES, AudioSettings, ParakeetSettings
 from shmllm.frontend.placeholders.family import Config
 from shmllm.frontend.placeholders.whisper import NO_MARK, EncodedPlaceholder
-from shmllm.models.audio.keys_specs import num_halved
 from shmllm.params.items import Grid
 
 

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shmllm.formats.audio_counts import RATE, num_convolved_samples, num_halved
 from shmllm.formats.audio_settings import MOST_WAVE_SECONDS
 from shmllm.models.vision.encoder_spec import VisionActivation
-
-RATE = 16_000
-"""The samples of a second of Moonshine."""
-CONVOLUTIONS = ((127, 64), (7, 3), (3, 2))
-"""The lengths and strides of Moonshine's convolutions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +91,6 @@ class MoonshineTower(KeysOfLayers):
         return frames
 
 
-def num_convolved_samples(count: int) -> int:
-    """Returns the number of positions behind Moonshine's convolutions of so many samples."""
-    for length, stride in CONVOLUTIONS:
-        count = max(0, (count - length) // stride + 1)
-    return count
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParakeetTower(KeysOfLayers):
     """Convolutions over frames and features, and layers of a conformer whose scores have a part for
@@ -168,10 +157,3 @@ class ParakeetTower(KeysOfLayers):
     def num_inputs(self, frames: int) -> int:
         """Returns how many frames the tower reads of a sound."""
         return frames
-
-
-def num_halved(count: int, times: int) -> int:
-    """Returns the number of positions behind convolutions that read every other one."""
-    for _ in range(times):
-        count = (count + 1) // 2
-    return count

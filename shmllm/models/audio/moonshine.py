@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
+from shmllm.formats.audio_counts import CONVOLUTIONS
 from shmllm.models.audio.frames import check_frames
-from shmllm.models.audio.keys_specs import CONVOLUTIONS, MoonshineTower
+from shmllm.models.audio.keys_specs import MoonshineTower
 from shmllm.models.audio.rotation import Rotation
 from shmllm.models.audio.whisper import DECODER, ENCODER, EPS, LayerNames, WhisperLayer
 from shmllm.models.layer_keys import LayerKeys
