@@ -14,18 +14,20 @@ from shmllm.models.qwen2_audio import TEXT_DEFAULTS
 from shmllm.models.vision.fields import read_item_token, read_vision_activation
 
 _AUDIO_TOKEN = 151669
+_TYPES = ("audioflamingo3_encoder",)
 
 
-def configure(fields: Fields) -> ModelConfig:
+def configure(fields: Fields, types: tuple[str, ...] = _TYPES) -> ModelConfig:
     config = qwen2.configure(fields.with_defaults(TEXT_DEFAULTS))
-    audio = read_audio(fields, config.vocab_size)
+    audio = read_audio(fields, config.vocab_size, types)
     return replace(config, audio=audio, tie_word_embeddings=False)  # whatever the file says
 
 
-def read_audio(fields: Fields, vocab_size: int) -> AudioSpec | None:
-    """Returns what the model computes of sounds; None: it has no ``audio_config``."""
+def read_audio(fields: Fields, vocab_size: int, types: tuple[str, ...]) -> AudioSpec | None:
+    """Returns what the model computes of sounds; None: it has no ``audio_config``, whose model_type
+    is one of `types`."""
     whole = fields.whole
-    audio = whole.section("audio_config", "audioflamingo3_encoder")
+    audio = whole.section("audio_config", *types)
     if audio is None:
         return None
     tower = read_whisper(

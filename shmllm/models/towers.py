@@ -14,6 +14,7 @@ from shmllm.models.audio.granite_speech import GraniteSpeech
 from shmllm.models.audio.keys_specs import MoonshineTower, ParakeetTower
 from shmllm.models.audio.moonshine import Moonshine
 from shmllm.models.audio.moss import Moss
+from shmllm.models.audio.music_flamingo import MusicFlamingo
 from shmllm.models.audio.omni_specs import Qwen2_5OmniAudioTower, Qwen3OmniAudioTower
 from shmllm.models.audio.parakeet import Parakeet
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
@@ -26,6 +27,7 @@ from shmllm.models.audio.specs import (
     GlmAsrTower,
     KeysTower,
     MossTower,
+    MusicFlamingoTower,
     SamplesTower,
     VoxtralTower,
     WhisperTower,
@@ -152,6 +154,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     WhisperTower: Whisper,
     KeysTower: WhisperKeys,
     AudioFlamingoTower: AudioFlamingo,
+    MusicFlamingoTower: MusicFlamingo,
     GlmAsrTower: GlmAsr,
     MossTower: Moss,
     GraniteSpeechTower: GraniteSpeech,

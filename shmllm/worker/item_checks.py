@@ -78,7 +78,9 @@ def _shape_of_video(item: Item, vision: VisionSpec) -> tuple[int, ...] | None:
 
 def _shape_of_sound(item: Item, audio: AudioSpec) -> tuple[int, ...] | None:
     """The shape of the features of a grid; None if there is no such grid."""
-    frames, *others = item.grid
-    if others != [1, 1] or not 0 < frames <= audio.tower.most_frames:
+    frames, part, others = item.grid
+    if others != 1 or part < 1 or (part > 1 and not audio.counts_parts):
+        return None
+    if not 0 < frames <= audio.tower.most_frames:
         return None
     return audio.tower.num_inputs(frames), audio.tower.num_mels

@@ -38,7 +38,7 @@ FEW_BLOCKS = {"exaone4_5": 31, "gemma4": 31, "gemma4, videos": 55}
 """The size of a pool that has room for about two prompts."""
 HEARING = (
     *("qwen3_asr", "audioflamingo3", "glmasr", "granite_speech", "fun_asr_nano"),
-    "moss_transcribe_diarize",
+    *("moss_transcribe_diarize", "musicflamingo"),
 )
 """Further models that hear and do not see."""
 NAMES = [
@@ -67,7 +67,7 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
     "qwen2_5_omni": audio_models.make_omni,
     "qwen3_omni_moe": partial(audio_models.make_omni, name="qwen3_omni_moe"),
 }
-IN_PARTS = ("Voxtral", "AudioFlamingo3", "GlmAsr", "MossTranscribeDiarize")
+IN_PARTS = ("Voxtral", "AudioFlamingo3", "GlmAsr", "MossTranscribeDiarize", "MusicFlamingo")
 """The beginnings of the architectures of models that hear sounds of any length."""
 VIDEOS = [
     RANDOM.integers(0, 256, (8, 80, 100, 3), dtype=np.uint8),

@@ -123,6 +123,12 @@ AUDIO_FAMILIES = {
         {"model_type": "audioflamingo3_encoder"},
         *("", "<sound>", ""),
     ),
+    "musicflamingo": AudioFamily(
+        "MusicFlamingo",
+        {"model_type": "qwen2"},
+        {"model_type": "audioflamingo3_encoder"},
+        *("", "<sound>", ""),
+    ),
     "glmasr": AudioFamily(
         "GlmAsr",
         {"model_type": "llama", "head_dim": 16},

@@ -33,6 +33,7 @@ from transformers.models.moss_transcribe_diarize.feature_extraction_moss_transcr
 from transformers.models.moss_transcribe_diarize.processing_moss_transcribe_diarize import (
     MossTranscribeDiarizeProcessor,
 )
+from transformers.models.musicflamingo.processing_musicflamingo import MusicFlamingoProcessor
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
@@ -41,9 +42,15 @@ SECONDS = 3
 """The longest sound."""
 AUDIO = WHISPER
 _MOST = {"max_audio_len": 600}
+_AROUND = {"audio_bos_token": "<|sound_bos|>", "audio_eos_token": "<|sound_eos|>"}
 _MARKS = {"audio_merge_size": 4, "audio_tokens_per_second": 12.5, "time_marker_every_seconds": 2}
 PROCESSORS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "audioflamingo3": (AudioFlamingo3Processor, transformers.WhisperFeatureExtractor, _MOST),
+    "musicflamingo": (
+        MusicFlamingoProcessor,
+        transformers.WhisperFeatureExtractor,
+        _MOST | _AROUND,
+    ),
     "glmasr": (GlmAsrProcessor, transformers.WhisperFeatureExtractor, _MOST),
     "moss_transcribe_diarize": (
         MossTranscribeDiarizeProcessor,
@@ -95,7 +102,8 @@ def make_audio_model(
     """
     torch.manual_seed(7)
     family = AUDIO_FAMILIES[name]
-    marks = "<|im_end|>", "<|im_start|>", family.begin, family.token, family.end
+    around = _AROUND.values() if name == "musicflamingo" else ()
+    marks = "<|im_end|>", "<|im_start|>", family.begin, family.token, family.end, *around
     tokenizer = tokenizer_with([mark for mark in marks if mark])
     end, token = (tokenizer.token_to_id(mark) for mark in ("<|im_end|>", family.token))
     config = getattr(transformers, f"{family.model}Config")(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ def check_embeddings(directory: Path, reference: Any, model: DecoderModel, secon
     samples = noise(seconds)
     item = prepared(directory, samples)
     inputs = audio_inputs([samples], reference.config.model_type)
+    if "input_ids" in inspect.signature(reference.get_audio_features).parameters:
+        token = reference.config.audio_token_id
+        inputs["input_ids"] = torch.full((1, item.num_tokens), token)
     theirs = reference.get_audio_features(**inputs).pooler_output.flatten(0, -2)
     ours = embed(model, item)
     assert ours.shape == theirs.shape

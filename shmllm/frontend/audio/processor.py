@@ -67,6 +67,7 @@ class AudioProcessor(ItemProcessor[Sound]):
         self._count = placeholder.count
         self._divides, self._fills = placeholder.divides, placeholder.fills
         self._divides_samples = placeholder.divides_samples
+        self._counts_parts = placeholder.counts_parts
         self._frames_behind = placeholder.frames_behind
 
     @classmethod
@@ -109,7 +110,8 @@ class AudioProcessor(ItemProcessor[Sound]):
             return self._divided(samples)
         if self._divides:
             pieces = [samples[first : first + most] for first in range(0, len(samples), most)]
-            parts = [part for piece in pieces if (part := self._prepared(piece)).num_tokens]
+            prepared = [self._prepared(piece, number) for number, piece in enumerate(pieces, 1)]
+            parts = [part for part in prepared if part.num_tokens]
             whole = PreparedItem.of_parts(parts, (len(parts), 1, 1))
         else:
             whole = self._prepared(samples)
@@ -119,13 +121,15 @@ class AudioProcessor(ItemProcessor[Sound]):
             )
         return whole
 
-    def _prepared(self, samples: Any) -> PreparedItem:
-        """A sound that the tower hears at once. One that is too short has no embeddings."""
+    def _prepared(self, samples: Any, number: int = 1) -> PreparedItem:
+        """A sound that the tower hears at once, perhaps a part of one. One that is too short has no
+        embeddings."""
         settings, behind = self._settings, self._frames_behind
         silence = 0, settings.most_samples - len(samples)
         if self._fills:
             samples = np.pad(samples, silence)
-        grid = (settings.count_frames(len(samples)), 1, 1)
+        part = number if self._counts_parts else 1
+        grid = (settings.count_frames(len(samples)), part, 1)
         count = self._count(grid)
         if not count:
             return PreparedItem(np.empty(0, np.float32), grid, 0)

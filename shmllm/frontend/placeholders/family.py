@@ -211,6 +211,7 @@ class AudioPlaceholder(Placeholder):
             which those behind its end are silent.
         divides_samples: whether it is divided before features are made, so that each part is
             prepared as a sound of its own.
+        counts_parts: whether the grid of a part has its number, from 1.
         fills: whether a sound has so many, of which those behind its end are silent.
         is_optional: whether the model works without sounds.
         frames_behind: how many frames behind its end the tower reads; None: all of the longest
@@ -220,6 +221,7 @@ class AudioPlaceholder(Placeholder):
     modality: ClassVar[Modality] = "audio"
     divides: ClassVar[bool] = False
     divides_samples: ClassVar[bool] = False
+    counts_parts: ClassVar[bool] = False
     fills: ClassVar[bool] = False
     is_optional: ClassVar[bool] = True
     frames_behind: ClassVar[int | None] = FRAMES_BEHIND

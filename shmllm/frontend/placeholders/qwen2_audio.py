@@ -4,7 +4,7 @@ sounds have parts."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from shmllm.frontend.items.prepared import PreparedItem
@@ -61,6 +61,30 @@ class AudioFlamingoPlaceholder(Qwen2AudioPlaceholder):
     BEGIN: ClassVar[str] = ""
     TOKEN: ClassVar[str] = "<sound>"
     END: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MusicFlamingoPlaceholder(AudioFlamingoPlaceholder):
+    """Of transformers' `MusicFlamingoProcessor`, which writes the tokens around a sound.
+
+    Attributes:
+        begin, end: the texts of these tokens.
+    """
+
+    counts_parts: ClassVar[bool] = True
+
+    begin: str = "<|sound_bos|>"
+    end: str = "<|sound_eos|>"
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        own = {name: value for name, value in texts.items() if name == "audio_token"}
+        begin = texts.get("audio_bos_token", cls.begin)
+        end = texts.get("audio_eos_token", cls.end)
+        return replace(super().of(config, own), begin=begin, end=end)
+
+    def expansion(self, item: PreparedItem) -> str:
+        return f"{self.begin}{super().expansion(item)}{self.end}"
 
 
 @dataclass(frozen=True, kw_only=True)

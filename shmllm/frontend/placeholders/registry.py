@@ -81,6 +81,7 @@ from shmllm.frontend.placeholders.parakeet import CohereAsrPlaceholder, Parakeet
 from shmllm.frontend.placeholders.qwen2_audio import (
     AudioFlamingoPlaceholder,
     GlmAsrPlaceholder,
+    MusicFlamingoPlaceholder,
     Qwen2AudioPlaceholder,
 )
 from shmllm.frontend.placeholders.qwen_omni import (
@@ -166,6 +167,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
         MuseGlimmerPlaceholder,
         MuseGlimmerVideoPlaceholder,
     ),
+    "MusicFlamingoForConditionalGeneration": (MusicFlamingoPlaceholder,),
     "PaddleOCRVLForConditionalGeneration": (PaddleOcrVlPlaceholder,),
     "PaliGemmaForConditionalGeneration": (PaliGemmaPlaceholder,),
     "QianfanOCRForConditionalGeneration": (QianfanOcrPlaceholder,),

@@ -25,4 +25,8 @@ class AudioFlamingo(WhisperEncoder):
     def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
         """See `WhisperEncoder.encode`."""
         pairs = self._norm(means_of_pairs(self.encode(inputs, grid)))
-        return self._down(self._activation(self._up(pairs)))
+        return self._down(self._activation(self._up(self.prepare(pairs, grid))))
+
+    def prepare(self, x: Tensor, grid: Grid) -> Tensor:
+        """Returns what the projections read of the encoder's results ``x`` [n, width]."""
+        return x

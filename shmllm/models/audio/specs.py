@@ -253,6 +253,23 @@ class AudioFlamingoTower(WhisperTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MusicFlamingoTower(AudioFlamingoTower):
+    """The tower of Audio Flamingo 3, which rotates what the projections read: by the number of a
+    part of a sound, by places in it, and by times.
+
+    Attributes:
+        rotary_dim: the numbers of a result that turn with the number of the part, and those behind
+            them that turn with places.
+        theta: the base of the wavelengths of rotations, and the largest place.
+        seconds: the time of a result.
+    """
+
+    rotary_dim: int
+    theta: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GlmAsrTower(WhisperTower):
     """The encoder of Whisper with rotations in place of its table of positions, a norm, and two
     projections of several of its results together. It reads the silence behind a sound, too.
@@ -318,12 +335,15 @@ class AudioSpec:
             with sounds.
         decoder_start: the token that a decoder begins with, unless a file of the model names
             another one; None: prompts say what it begins with.
+        counts_parts: whether the grid of a part of a sound is (frames, number, 1), where the first
+            one has the number 1.
     """
 
     token: int | None
     tower: AudioTower
     has_adapter: bool = False
     decoder_start: int | None = None
+    counts_parts: bool = False
 
     def num_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings a sound has."""

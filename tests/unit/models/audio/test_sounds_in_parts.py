@@ -20,12 +20,19 @@ from support.variants import slow
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.frontend.items.registry import processors_of_model
-from shmllm.models.audio.specs import AudioFlamingoTower, AudioSpec, GlmAsrTower, MossTower
+from shmllm.models.audio.specs import (
+    AudioFlamingoTower,
+    AudioSpec,
+    GlmAsrTower,
+    MossTower,
+    MusicFlamingoTower,
+)
 from shmllm.models.decoder import DecoderModel
 
 MOSS = "moss_transcribe_diarize"
 NAMES = {
     "audioflamingo3": "AudioFlamingo3",
+    "musicflamingo": "MusicFlamingo",
     "glmasr": "GlmAsr",
     MOSS: "MossTranscribeDiarize",
 }
@@ -43,6 +50,11 @@ SPECS = {
     "audioflamingo3": AudioSpec(token=151669, tower=AudioFlamingoTower(**WHISPER)),
     "glmasr": AudioSpec(token=59260, tower=GlmAsrTower(**WHISPER, rotary_dim=32, theta=10_000.0)),
 }
+SPECS["musicflamingo"] = AudioSpec(
+    token=151669,
+    tower=MusicFlamingoTower(**WHISPER, rotary_dim=256, theta=1200.0, seconds=0.04),
+    counts_parts=True,
+)
 SPECS[MOSS] = AudioSpec(
     token=151671,
     tower=MossTower(
@@ -57,6 +69,18 @@ SPECS[MOSS] = AudioSpec(
 )
 VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "no biases": ("audioflamingo3", {}, {"projector_bias": False, "projector_hidden_act": "silu"}),
+    "other angles": (
+        "musicflamingo",
+        {},
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "audio_frame_step": 0.02,
+        },
+    ),
     "silu": ("audioflamingo3", {"activation_function": "silu"}, {}),
     "whole heads": (
         "glmasr",
@@ -104,7 +128,9 @@ def test_logits_of_text_equal_transformers(subject: Any) -> None:
     assert_logits_close(our_logits(model, TOKENS), reference_logits(reference, TOKENS), 1e-4)
 
 
-@pytest.mark.parametrize("variant", ["whole heads", *map(slow, ("no biases", "silu", "tied"))])
+@pytest.mark.parametrize(
+    "variant", ["whole heads", *map(slow, ("other angles", "no biases", "silu", "tied"))]
+)
 def test_variants_equal_transformers(variant: str, tmp_path: Path) -> None:
     name, audio, outer = VARIANTS[variant]
     reference = make_audio_model(tmp_path, name, outer=outer, **audio)
@@ -139,7 +165,7 @@ def test_defaults_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert (found.vocab_size, found.hidden_size) == (own.vocab_size, own.hidden_size)
     assert found.max_position_embeddings == own.max_position_embeddings
     assert (found.norm, found.tie_word_embeddings) == (own.norm, own.tie_word_embeddings)
-    assert found.tie_word_embeddings == (name != "audioflamingo3")
+    assert found.tie_word_embeddings == (name not in ("audioflamingo3", "musicflamingo"))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +185,10 @@ def test_defaults_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         ("audioflamingo3", "audio_config", {"model_type": "whisper"}, "audioflamingo3_encoder"),
         ("audioflamingo3", "audio_config", {"activation_function": "relu"}, "'relu' is not supp"),
         ("audioflamingo3", "text_config", {"model_type": "llama"}, "supported: qwen2"),
+        ("musicflamingo", "audio_config", {"model_type": "whisper"}, "musicflamingo_encoder"),
+        ("musicflamingo", "rope_parameters", {"rope_type": "yarn"}, "rope type 'yarn'|factor"),
+        ("musicflamingo", "rope_parameters", {"rope_theta": 600.0}, "have no room for 750"),
+        ("musicflamingo", "rope_parameters", {"partial_rotary_factor": 0.6}, "have no room for"),
         (MOSS, "audio_config", {"max_source_positions": 1502}, "must divide max_source_positions"),
         (MOSS, "audio_config", {"model_type": "whisper"}, "moss_transcribe_diarize_audio"),
     ],
