@@ -131,7 +131,7 @@ def read_encoder(fields: Fields, defaults: dict[str, Any]) -> ParakeetTower:
     encoder = encoder.with_defaults(defaults)
     width, num_mels = encoder.integer("hidden_size", 1024), encoder.integer("num_mel_bins", 80)
     num_heads = read_num_heads(encoder, "num_attention_heads", 8, width)
-    for name, supported in _SUPPORTED.items():
+    for name, supported in (_SUPPORTED | {"head_dim": width // num_heads}).items():
         if (found := encoder.integer(name, supported)) != supported:
             raise encoder.error(f"{name} {found} is not supported; supported: {supported}")
     factor = encoder.integer("subsampling_factor", 8, minimum=2, maximum=64)

@@ -178,3 +178,11 @@ def test_a_decoder_hears_all_positions_of_an_encoder() -> None:
     shorter = replace(SOUND, grid=(12, 1, 1), data=SOUND.data[:14])
     with pytest.raises(RequestError, match="10 embeddings instead of"):
         check_item(shorter, {"audio": WHISPER})
+
+
+def test_parts_of_sounds_have_numbers_where_a_model_reads_them() -> None:
+    second, none = (replace(SOUND, grid=(20, number, 1)) for number in (2, 0))
+    check_item(second, {"audio": replace(WHISPER, counts_parts=True)})
+    for item, spec in ((second, WHISPER), (none, replace(WHISPER, counts_parts=True))):
+        with pytest.raises(RequestError, match="0 embeddings instead of None"):
+            check_item(item, {"audio": spec})

@@ -159,6 +159,7 @@ def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path, name: s
         ("cohere_asr", {"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
         ("canary", {"num_attention_heads": 7}, "num_attention_heads"),
         ("canary", {"model_type": "whisper"}, "model_type 'whisper' is not supported"),
+        ("canary", {"head_dim": 64}, "head_dim 64 is not supported; supported: 128"),
         ("canary", {"hidden_size": 512}, "differs from that of encoder_config"),
     ],
 )
