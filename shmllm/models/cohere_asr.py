@@ -113,7 +113,7 @@ def configure_decoder(fields: Fields, encoder: ParakeetTower, *, tied: bool) -> 
         embedding_norm=True,
         num_learned_positions=begin + positions,
         lm_head_bias=True,
-        audio=AudioSpec(token=None, tower=tower, decoder_start=start),
+        audio=AudioSpec(token=None, tower=tower, has_start=True, decoder_start=start),
     )
 
 

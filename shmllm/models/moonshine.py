@@ -98,6 +98,7 @@ def configure(fields: Fields) -> ModelConfig:
         audio=AudioSpec(
             token=None,
             tower=tower,
+            has_start=True,
             decoder_start=fields.integer("decoder_start_token_id", 1, minimum=0),
         ),
     )

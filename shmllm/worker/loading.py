@@ -336,11 +336,11 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
 
 def _decoder_prompt(config: EngineConfig, model: ModelConfig) -> tuple[int, ...]:
     """Return the tokens that a decoder begins with, unless a prompt says otherwise."""
-    spec, directory = model.text or model.audio, Path(config.load.directory)
-    start = None if spec is None else spec.decoder_start
-    if start is None and model.text is None:
+    heard = model.audio if model.audio is not None and model.audio.has_start else None
+    spec, directory = model.text or heard, Path(config.load.directory)
+    if spec is None:
         return ()
-    return read_decoder_prompt(directory, start, model.vocab_size)
+    return read_decoder_prompt(directory, spec.decoder_start, model.vocab_size)
 
 
 def _sound_adapter(model: ModelConfig, directory: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def test_bits_do_not_depend_on_settings(name: str, tmp_path: Path, variant: dict
             assert together == alone, setting
             found[setting] = together
     assert all(each == found["whole"] for each in found.values())
+
+
+def test_generation_config_has_what_a_decoder_begins_with(tmp_path: Path) -> None:
+    make_sound_encoder(tmp_path, "cohere_asr")
+    with LLM(str(tmp_path), **BASE) as llm, pytest.raises(RequestError, match="is empty"):
+        llm.generate(prompt_of(SOUNDS[0], ""), PARAMS, use_tqdm=False)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_start_token_id": 300}))
+    with LLM(str(tmp_path), **BASE) as llm:
+        prompts = [prompt_of(SOUNDS[0], text) for text in ("", "<|startofcontext|>")]
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+    assert [output.prompt_token_ids for output in outputs] == [[300], [300, 301]]
 
 
 def test_an_empty_prompt_is_the_models_own(tmp_path: Path) -> None:

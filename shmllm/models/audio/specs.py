@@ -333,8 +333,9 @@ class AudioSpec:
         tower: what computes the embeddings.
         has_adapter: whether an adapter in the model's directory, if there is one, is for prompts
             with sounds.
-        decoder_start: the token that a decoder begins with, unless a file of the model names
-            another one; None: prompts say what it begins with.
+        has_start: whether an empty prompt stands for what a decoder begins with by itself.
+        decoder_start: the token that it begins with then, unless a file of the model names another
+            one; None: there is none.
         counts_parts: whether the grid of a part of a sound is (frames, number, 1), where the first
             one has the number 1.
     """
@@ -342,6 +343,7 @@ class AudioSpec:
     token: int | None
     tower: AudioTower
     has_adapter: bool = False
+    has_start: bool = False
     decoder_start: int | None = None
     counts_parts: bool = False
 
