@@ -169,47 +169,22 @@ _TASK = (
     "<|notimestamp|> <|nodiarize|>"
 )
 """What the decoders of Canary (NeMo's prompt of it) and Cohere Transcribe begin with."""
-_OF_COHERE = ["ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh"]
-_OF_CANARY = [
-    "bg",
-    "cs",
-    "da",
-    "de",
-    "el",
-    "en",
-    "es",
-    "et",
-    "fi",
-    "fr",
-    "hr",
-    "hu",
-    "it",
-    "lt",
-    "lv",
-    "mt",
-    "nl",
-    "pl",
-    "pt",
-    "ro",
-    "ru",
-    "sk",
-    "sl",
-    "sv",
-    "uk",
-]
+_OF_COHERE = "ar de el en es fr it ja ko nl pl pt vi zh"
+_OF_CANARY = "bg cs da de el en es et fi fr hr hu it lt lv mt nl pl pt ro ru sk sl sv uk"
+"""The codes of languages, which are these models' names of them."""
 QUESTIONS: dict[str, Question] = {
     "AudioFlamingo3ForConditionalGeneration": Question(
         text="Transcribe the input speech.", is_first=True, read=_without_frame
     ),
     "CanaryForConditionalGeneration": Question(
-        languages={code: code for code in _OF_CANARY},
+        languages={code: code for code in _OF_CANARY.split()},
         begin=_TASK,
         is_message=False,
         needs_language=True,
         translates=True,
     ),
     "CohereAsrForConditionalGeneration": Question(
-        languages={code: code for code in _OF_COHERE},
+        languages={code: code for code in _OF_COHERE.split()},
         begin=f"▁ {_TASK}",
         is_message=False,
         needs_language=True,
