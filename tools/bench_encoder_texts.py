@@ -81,7 +81,7 @@ class Encoding:
             update(embeds, plan)
             self.seconds += clock() - began
 
-        ItemEmbeds.update = timed  # type: ignore[method-assign]
+        ItemEmbeds.update = timed  # type: ignore[assignment,method-assign]
 
 
 def measure(
@@ -102,7 +102,8 @@ def measure(
 
         def ours(prompts: Prompts, count: int) -> None:
             params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
-            llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            given: list[Any] = [{"prompt_token_ids": each} for each in prompts]
+            llm.generate(given, params, use_tqdm=False)
 
         @torch.inference_mode()
         def theirs(prompts: Prompts, count: int) -> None:
@@ -125,14 +126,12 @@ def measure(
                         taken.setdefault((load, "encoded"), []).append(encoding.seconds / seconds)
     found = []
     for load in LOADS:
-        seconds = {
-            name: statistics.median(taken[load, name]) for name in ("shmllm", "transformers")
-        }
+        both = {name: taken[load, name] for name in ("shmllm", "transformers")}
         row: dict[str, Any] = dict(zip(("requests", "encoder", "new"), load, strict=True))
-        row |= {name: load[0] * load[2] / each for name, each in seconds.items()}
-        row["ratio"] = statistics.median(
-            b / a for a, b in zip(taken[load, "shmllm"], taken[load, "transformers"], strict=True)
-        )
+        for name, each in both.items():
+            row[name] = load[0] * load[2] / statistics.median(each)
+        ratios = (theirs / ours for ours, theirs in zip(*both.values(), strict=True))
+        row["ratio"] = statistics.median(ratios)
         found.append(row | {"encoded": statistics.median(taken[load, "encoded"])})
     return found
 

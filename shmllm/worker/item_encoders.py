@@ -21,9 +21,8 @@ from shmllm.formats.processor_files import missing_settings
 from shmllm.formats.video_settings import read_video_settings
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.matrices import Matrix
-from shmllm.models.text.bart import BartEncoder
+from shmllm.models.text import encoder as text
 from shmllm.models.text.specs import TextSpec
-from shmllm.models.text.t5 import T5Encoder
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.params.items import Grid, Item
 
@@ -121,7 +120,7 @@ class TextEncoder:
         send: copies token ids to where the tower computes.
     """
 
-    def __init__(self, tower: BartEncoder | T5Encoder, table: Tensor, send: Send) -> None:
+    def __init__(self, tower: text.Encoder, table: Tensor, send: Send) -> None:
         self._tower = tower
         self._table = table
         self._send = send

@@ -13,22 +13,20 @@ from torch import Tensor
 from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
 from shmllm.models.sinusoids import sinusoids
+from shmllm.models.text.encoder import ENCODER, Encoder
 from shmllm.models.text.specs import BartTower
 from shmllm.models.text.texts import Texts
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
-from shmllm.models.vision.grids import Grid
 
-ENCODER = "encoder."
 EPS = 1e-5
 
 
-class BartEncoder(Tower):
+class BartEncoder(Encoder):
     """See `specs.BartTower`."""
 
     prefixes: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"model.encoder.": ENCODER, ENCODER: ENCODER}
     )
-    unused: tuple[str, ...] = (f"{ENCODER}embed_tokens.",)
 
     def __init__(self, spec: BartTower, hidden_size: int, storage: Storage) -> None:
         super().__init__(storage)
@@ -50,20 +48,7 @@ class BartEncoder(Tower):
             self._final_norm = self.make_layer_norm(f"{ENCODER}layer_norm", width, EPS)
         self._keys = LayerKeys(self, spec.num_decoder_layers, width, spec.kv_width, _name_of_keys)
 
-    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
-        """See `encode`, of one text; the grid is (tokens, 1, 1)."""
-        return self.encode(inputs, [len(inputs)])
-
     def encode(self, inputs: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Computes what the decoder's layers read of texts.
-
-        Args:
-            inputs: [all tokens, hidden], the embeddings of their tokens.
-            lengths: the number of tokens of each text.
-
-        Returns:
-            [all tokens, embedding_width]: for each layer its keys, then its values.
-        """
         spec, texts = self._spec, Texts(lengths)
         positions = self._positions[spec.first_position :]
         x = inputs * spec.embedding_scale + torch.cat([positions[:count] for count in lengths])

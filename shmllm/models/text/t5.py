@@ -14,20 +14,18 @@ from torch import Tensor
 from shmllm.models.distance_biases import bucket_of
 from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
+from shmllm.models.text.encoder import ENCODER, Encoder
 from shmllm.models.text.specs import T5Tower
 from shmllm.models.text.texts import Texts
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
-from shmllm.models.vision.grids import Grid
 
-ENCODER = "encoder."
 _BIASES = "SelfAttention.relative_attention_bias.weight"
 
 
-class T5Encoder(Tower):
+class T5Encoder(Encoder):
     """See `specs.T5Tower`."""
 
     prefixes: ClassVar[Mapping[str, str]] = MappingProxyType({ENCODER: ENCODER})
-    unused = (f"{ENCODER}embed_tokens.",)
 
     def __init__(self, spec: T5Tower, hidden_size: int, storage: Storage) -> None:
         super().__init__(storage)
@@ -43,20 +41,7 @@ class T5Encoder(Tower):
             self, spec.num_decoder_layers, width, spec.kv_width, _name_of_keys, biases=""
         )
 
-    def __call__(self, inputs: Tensor, grid: Grid) -> Tensor:
-        """See `encode`, of one text; the grid is (tokens, 1, 1)."""
-        return self.encode(inputs, [len(inputs)])
-
     def encode(self, inputs: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Computes what the decoder's layers read of texts.
-
-        Args:
-            inputs: [all tokens, hidden], the embeddings of their tokens.
-            lengths: the number of tokens of each text.
-
-        Returns:
-            [all tokens, embedding_width]: for each layer its keys, then its values.
-        """
         places = torch.arange(max(lengths), device=inputs.device)
         buckets = bucket_of(places - places[:, None], self._spec.biases)
         found = [table[buckets].permute(2, 0, 1)[None] for table in self._biases]
