@@ -78,8 +78,7 @@ class Flights:
             return ()
         lora = None if request.lora is None else request.lora.lora_int_id
         salt = request.cache_salt, lora
-        ids = request.encoder_token_ids or request.prompt_token_ids
-        return chain_hashes(ids, self._block_size, salt)
+        return chain_hashes(request.computed_token_ids, self._block_size, salt)
 
     @property
     def open(self) -> list[int]:
@@ -97,7 +96,7 @@ class Flights:
         engines = self._phases.engines(flight.phase, engines)
         if near is not None and near in engines:
             engines = [near]
-        num_tokens = len(flight.request.prompt_token_ids)
+        num_tokens = len(flight.request.computed_token_ids)
         num_shared = self._phases.num_shared(flight.chain)
         placed = self._router.place(flight.chain, num_tokens, 1, engines, num_shared)
         self._num_placed += 1

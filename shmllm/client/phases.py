@@ -114,7 +114,7 @@ class Phases:
         if isinstance(request.params, Pooling):
             return Phase.PROMPT, -1
         # With so many blocks in the shared cache, the rest is short.
-        decisive = -(-len(request.prompt_token_ids) // self._block_size) - LONG_BLOCKS
+        decisive = -(-len(request.computed_token_ids) // self._block_size) - LONG_BLOCKS
         if decisive <= 0 or self._shared.num_hits(chain, min(decisive, len(chain))) == decisive:
             return Phase.DECODE, -1
         if request.params.max_tokens == 1:

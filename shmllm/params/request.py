@@ -62,6 +62,13 @@ class EngineCoreRequest:
     seed: int = 0
     is_sibling: bool = False
 
+    @property
+    def computed_token_ids(self) -> Sequence[int]:
+        """All tokens that are computed before the output, those of an encoder's text first."""
+        if not self.encoder_token_ids:
+            return self.prompt_token_ids
+        return [*self.encoder_token_ids, *self.prompt_token_ids]
+
 
 def unseeded(engine_seed: int, number: int) -> int:
     """The seed of a request for which the user gave none: the same one in each run of a program

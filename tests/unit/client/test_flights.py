@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shmllm.client.flights import OTHER_WEIGHTS, TWO_DEATHS, Flights, aborted
-from shmllm.client.phases import Phases
+from shmllm.client.phases import LONG_BLOCKS, Phase, Phases
 from shmllm.client.routing import Router
 from shmllm.outputs.columns import FinishReason, OutputColumns
 from shmllm.params.request import EngineCoreRequest
@@ -55,6 +55,34 @@ def test_completions_of_a_prompt_stay_together():
     others = [flights.begin(request(number, is_sibling=True)) for number in (1, 2)]
     assert {each.placement.engine for each in [first, *others]} == {first.placement.engine}
     assert flights.begin(request(3)).placement.engine != first.placement.engine
+
+
+def of_encoder(number, text, prompt=(1,)):
+    return EngineCoreRequest(number, list(prompt), SamplingParams(), encoder_token_ids=text)
+
+
+def test_what_an_encoder_reads_counts_as_a_part_of_the_prompt():
+    """It is queued, and a request with the same text goes where that was computed."""
+    flights = make()
+    first = flights.begin(of_encoder(0, [7] * 9))
+    plain = make()
+    other = plain.begin(EngineCoreRequest(0, [3] * 10, SamplingParams()))
+    assert queued(flights)[first.placement.engine] == queued(plain)[other.placement.engine]
+    engine = first.placement.engine
+    flights.note(engine, row(0, FinishReason.STOP, is_first=True), False)
+    elsewhere = flights.begin(of_encoder(1, [8] * 9)).placement.engine
+    flights.note(elsewhere, row(1, FinishReason.STOP, is_first=True), False)
+    assert elsewhere != engine
+    for number, (text, wanted) in enumerate([([7] * 9, engine), ([8] * 9, elsewhere)], 2):
+        assert flights.begin(of_encoder(number, text)).placement.engine == wanted
+        flights.note(wanted, row(number, FinishReason.STOP, is_first=True), False)
+
+
+def test_a_long_prompt_of_a_decoder_has_a_prefill_behind_a_short_text():
+    phases = Phases(["prefill", "decode"], 100, 4)
+    flights = Flights(Router([16, 16], 4), 4, [2, 2], [0, 0], phases)
+    prompt = list(range(4 * (LONG_BLOCKS + 6)))
+    assert flights.begin(of_encoder(0, [5] * 5, prompt)).phase is Phase.PREFILL
 
 
 def test_a_completion_goes_elsewhere_if_its_engine_has_ended():
