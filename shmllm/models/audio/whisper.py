@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from shmllm.models.audio.specs import KeysTower, WhisperTower, num_positions
 from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
-from shmllm.models.vision.encoder_spec import VisionActivation
+from shmllm.models.vision.encoder_spec import LayerSizes
 from shmllm.models.vision.grids import Grid
 
 ENCODER, PROJECTOR, DECODER = "audio_tower.", "multi_modal_projector.", "model.decoder."
@@ -113,22 +113,6 @@ class WhisperKeys(WhisperEncoder):
 
 def _name_of_projection(layer: int, name: str) -> str:
     return f"{DECODER}layers.{layer}.encoder_attn.{name}_proj"
-
-
-class LayerSizes(Protocol):
-    """What a layer needs of a tower's spec; see `specs.WhisperTower`."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def inner(self) -> int: ...
-
-    @property
-    def activation(self) -> VisionActivation: ...
 
 
 class WhisperLayer:

@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 VisionActivation = Literal["quick_gelu", "gelu", "gelu_tanh", "silu", "relu"]
 
 
-class LayerSpec(Protocol):
-    """What a layer of CLIP and SigLIP needs of a spec; see `EncoderSpec`."""
+class LayerSizes(Protocol):
+    """What layers need of the spec of a tower; see `EncoderSpec`."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -25,6 +25,10 @@ class LayerSpec(Protocol):
 
     @property
     def activation(self) -> VisionActivation: ...
+
+
+class LayerSpec(LayerSizes, Protocol):
+    """What a layer of CLIP and SigLIP needs of it."""
 
     @property
     def eps(self) -> float: ...

@@ -107,7 +107,7 @@ class CpuPart:
     def set_tower_products(self) -> None:
         """Let towers multiply so that their bits do not depend on the number of threads."""
         model = self.loaded.model
-        if isinstance(model, DecoderModel):
+        if isinstance(model, DecoderModel) and model.towers:
             multiply = RowProducts(self._num_threads, *arithmetic_of(self.loaded))
             for tower in model.towers.values():
                 tower.products.multiply = multiply
