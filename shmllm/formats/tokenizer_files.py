@@ -9,6 +9,7 @@ import; this module imports it only for them.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ import tokenizers
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.ranked_bytes import TEKKEN, TIKTOKEN, load_ranked_bytes
-from shmllm.formats.sentence_piece import load_sentence_piece
+from shmllm.formats.sentence_piece import SENTENCE_PIECE, load_sentence_piece
 from shmllm.formats.text_files import one_line, read_json_object
 
 FAST_FILE = "tokenizer.json"
-FALLBACK_FILES = (
-    *(TEKKEN, TIKTOKEN),
-    *("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer.tiktoken"),
-)
+_PIECES = (SENTENCE_PIECE, "spiece.model", "sentencepiece.bpe.model", "spm.model", "source.spm")
+"""The names that files of sentencepiece have."""
+FALLBACK_FILES = (TEKKEN, TIKTOKEN, *_PIECES, "vocab.json", "vocab.txt", "tokenizer.tiktoken")
+_CLASSES_WITHOUT_FILES = ("ByT5Tokenizer",)
+"""The classes of transformers whose vocabulary is in no file: its tokens are the bytes."""
+_NEEDED_FOR_PIECES = ("sentencepiece", "google.protobuf")
 TOKEN_TYPES = "token_type_ids"
 _NAMED_SPECIAL_TOKENS = (
     "bos_token",
@@ -52,6 +55,18 @@ class LoadedTokenizer:
     has_token_types: bool = False
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a directory has files that `load_tokenizer` reads.
+
+    Raises:
+        EngineStartError: its tokenizer_config.json is malformed.
+    """
+    if any((directory / name).is_file() for name in (FAST_FILE, *FALLBACK_FILES)):
+        return True
+    config = read_json_object(directory / "tokenizer_config.json")
+    return config.get("tokenizer_class") in _CLASSES_WITHOUT_FILES
+
+
 def load_tokenizer(directory: Path) -> LoadedTokenizer:
     """Loads the tokenizer of a model directory.
 
@@ -74,7 +89,7 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
     if (found := load_sentence_piece(directory)) is not None:
         tokenizer, names = found
         return LoadedTokenizer(tokenizer, names | _named_special_tokens(directory))
-    if any((directory / name).is_file() for name in FALLBACK_FILES):
+    if has_tokenizer(directory):
         return _load_with_transformers(directory)
     raise EngineStartError(
         f"no tokenizer in {directory}: looked for {FAST_FILE}, {', '.join(FALLBACK_FILES)}; "
@@ -109,13 +124,29 @@ def _load_with_transformers(directory: Path) -> LoadedTokenizer:
         names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     except Exception as error:
         raise EngineStartError(
-            f"{directory} has no {FAST_FILE}, and transformers cannot load its tokenizer either "
-            f"({type(error).__name__}: {one_line(error)})"
+            f"{directory} has no {FAST_FILE}, and transformers cannot load its tokenizer either"
+            f"{_lacking(directory) or f' ({type(error).__name__}: {one_line(error)})'}"
         ) from error
     if isinstance(inner, tokenizers.Tokenizer):
         has_types = TOKEN_TYPES in getattr(tokenizer, "model_input_names", ())
         return LoadedTokenizer(inner, names, has_types)
     return LoadedTokenizer(tokenizer, names)
+
+
+def _lacking(directory: Path) -> str:
+    """What transformers lacks for a file of sentencepiece, which its own errors do not always say;
+    empty if nothing."""
+    found = [name for name in _PIECES if (directory / name).is_file()]
+    if not found or all(map(_is_installed, _NEEDED_FOR_PIECES)):
+        return ""
+    return f": {found[0]} needs `pip install sentencepiece protobuf`"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # of the package around it
+        return False
 
 
 def _has_token_types(directory: Path) -> bool:

@@ -332,13 +332,11 @@ def _quantized_contents(path: Path, architecture: str, method: str) -> Contents:
 
 def _lack(found: Contents, parameters: int | None) -> tuple[str, str]:
     """What a model that an engine can compute lacks here, and what to do: ("", "") if nothing."""
-    from shmllm.formats.tokenizer_files import FALLBACK_FILES, FAST_FILE
+    from shmllm.formats.tokenizer_files import FAST_FILE, has_tokenizer
 
     if parameters is None:
         return "no weights", "copy or download model.safetensors, too"
-    if found.format == "safetensors" and not any(
-        (found.path / name).is_file() for name in (FAST_FILE, *FALLBACK_FILES)
-    ):
+    if found.format == "safetensors" and not has_tokenizer(found.path):
         return "no tokenizer", f"copy {FAST_FILE} from the model that it was made from"
     if found.quantization in ("", *FLOATS):
         needed, form = parameters * FLOAT32_BYTES, " as float32"

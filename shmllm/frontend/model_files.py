@@ -35,8 +35,8 @@ _ALLOWED_FILES = [
     "*.safetensors",
     "*.jinja",
     "*.tiktoken",
-    "tokenizer.model",
-    "tiktoken.model",
+    "*.model",
+    "*.spm",
     "merges.txt",
     "vocab.txt",
 ]

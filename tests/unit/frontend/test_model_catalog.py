@@ -166,6 +166,8 @@ def test_what_is_missing_is_a_problem_of_the_record(
     assert record_of_model("m", "local", model).problem is None
     (model / "tokenizer.json").unlink()
     assert record_of_model("m", "local", model).problem == "no tokenizer"
+    (model / "spiece.model").touch()
+    assert record_of_model("m", "local", model).problem is None
     (model / "model.safetensors").unlink()
     assert record_of_model("m", "local", model).problem == "no weights"
     check_model(model, needs_weights=True)  # the engine and the tokenizer say it with more words

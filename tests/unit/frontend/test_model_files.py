@@ -84,6 +84,7 @@ def test_a_hub_id_is_downloaded(hub):
 
     wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt"]
     assert all(map(fetched, [*wanted, "chat_template.jinja", "vocab.txt", "x.tiktoken"]))
+    assert all(map(fetched, ["spiece.model", "sentencepiece.bpe.model", "source.spm"]))
     unwanted = ["pytorch_model.bin", "x.pt", "original/params.json", "README.md"]
     assert not any(map(fetched, unwanted))
 

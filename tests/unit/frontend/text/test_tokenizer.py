@@ -155,8 +155,25 @@ class FakeTransformers:
         return ["a", "b", "</s>"][token_id]
 
 
-def test_a_directory_without_tokenizer_json_falls_back_to_transformers(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.model").write_bytes(b"")
+BYT5 = json.dumps({"tokenizer_class": "ByT5Tokenizer"})
+"""Its vocabulary is in no file."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.model", ""),
+        ("spiece.model", ""),
+        ("sentencepiece.bpe.model", ""),
+        ("spm.model", ""),
+        ("source.spm", ""),
+        ("tokenizer_config.json", BYT5),
+    ],
+)
+def test_a_directory_without_tokenizer_json_falls_back_to_transformers(
+    name, content, tmp_path, monkeypatch
+):
+    (tmp_path / name).write_text(content)
     monkeypatch.setitem(sys.modules, "transformers", FakeTransformers())
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert isinstance(tokenizer._backend, TransformersBackend)
@@ -177,11 +194,21 @@ def test_the_fallback_unwraps_a_fast_tokenizer(tmp_path, monkeypatch, tokenizer_
 
 
 def test_a_fallback_that_fails_is_an_error_in_one_line(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.model").write_bytes(b"")
+    (tmp_path / "vocab.json").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "transformers", object())
     with pytest.raises(EngineStartError, match="transformers cannot load") as caught:
         Tokenizer.from_directory(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_fallback_names_the_packages_that_it_lacks(tmp_path, monkeypatch):
+    """transformers asks for `tiktoken` in place of `sentencepiece`."""
+    (tmp_path / "spiece.model").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, "transformers", object())
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    needed = r"either: spiece\.model needs `pip install sentencepiece protobuf`$"
+    with pytest.raises(EngineStartError, match=needed):
+        Tokenizer.from_directory(tmp_path)
 
 
 def run_python(code, *arguments, **environment):
