@@ -17,9 +17,10 @@ from typing import Any
 import tokenizers
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.metaspace import without_metaspace
 from shmllm.formats.ranked_bytes import TEKKEN, TIKTOKEN, load_ranked_bytes
 from shmllm.formats.sentence_piece import SENTENCE_PIECE, load_sentence_piece
-from shmllm.formats.text_files import one_line, read_json_object
+from shmllm.formats.text_files import one_line, read_json_object, read_text
 
 FAST_FILE = "tokenizer.json"
 _PIECES = (SENTENCE_PIECE, "spiece.model", "sentencepiece.bpe.model", "spm.model", "source.spm")
@@ -98,17 +99,20 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
 
 
 def file_or_text(directory: Path) -> str:
-    """Returns the path of a directory's tokenizer.json or, without it, the text it would have.
+    """Returns what llguidance reads: the path of a directory's tokenizer.json, or a text of that
+    kind if there is none, or if it has a decoder that llguidance does not know.
 
     Raises:
         EngineStartError: as `load_tokenizer`; or the tokenizer cannot be written as such a text.
+        OSError, ValueError: the tokenizer.json cannot be read.
     """
     path = directory / FAST_FILE
     if path.is_file():
-        return str(path)
+        return without_metaspace(read_text(path)) or str(path)
     tokenizer = load_tokenizer(directory).tokenizer
     if isinstance(tokenizer, tokenizers.Tokenizer):
-        return str(tokenizer.to_str())
+        text = str(tokenizer.to_str())
+        return without_metaspace(text) or text
     raise EngineStartError(
         f"{directory} has no {FAST_FILE}, and its tokenizer cannot be converted to one"
     )

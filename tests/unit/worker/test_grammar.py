@@ -375,6 +375,25 @@ def test_a_directory_without_a_tokenizer_file_is_a_request_error(tmp_path: Path)
         GrammarCompiler(tmp_path, [EOS]).compile("start: /a/").result()
 
 
+def test_a_decoder_of_spaces_alone_is_read(tmp_path: Path) -> None:
+    """That of sentencepiece's unigrams writes <0x41> out, which is no byte there."""
+    pieces = ["</s>", "<unk>", "\u2581", "\u2581a", "b", "<0x41>", "A", "\u2581<0x"]
+    unigrams = tokenizers.models.Unigram([(piece, -1.0) for piece in pieces], unk_id=1)
+    tokenizer = tokenizers.Tokenizer(unigrams)
+    tokenizer.decoder = tokenizers.decoders.Metaspace()
+    tokenizer.add_special_tokens(pieces[:2])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    compiler = GrammarCompiler(tmp_path, [EOS])
+    constraint = begin(compiler, regex="b ?a?A")
+    allowed = []
+    for token in map(pieces.index, ("b", "\u2581a", "A")):
+        logits = torch.zeros(1, len(pieces))
+        GrammarMasks(compiler, 1).begin([Constrained(0, 0, constraint)], {})(logits)
+        allowed.append([pieces[each] for each in np.flatnonzero(logits[0].numpy() == 0)])
+        constraint.take(token)
+    assert allowed == [["b"], ["\u2581", "\u2581a", "A"], ["A"]]
+
+
 def test_compile_returns_before_the_grammar_is_compiled() -> None:
     fresh = GrammarCompiler(TINY, [EOS])
     release = threading.Event()
