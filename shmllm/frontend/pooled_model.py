@@ -225,9 +225,9 @@ class PooledModel:
         supported = self.pooling.tasks
         if not supported:
             raise RequestError(
-                "LLM.encode() is only supported for pooling models: the model is an "
-                "encoder-decoder of texts, or the engine was started with runner='generate'. Leave "
-                "the option out, or pass runner='pooling'"
+                "LLM.encode() is only supported for pooling models: the engine was started with "
+                "runner='generate' (leave the option out, or pass runner='pooling'), or the model "
+                "is an encoder-decoder, which makes no vectors"
             )
         if task not in supported:
             name, convert = _APIS[task]

@@ -368,7 +368,7 @@ def configured_length(load: LoadConfig, model: ModelConfig) -> int:
     if length > longest:
         raise EngineStartError(
             f"max_model_len {length:,} exceeds the {longest:,} positions "
-            f"that the model was made for (max_position_embeddings in {load.directory})"
+            f"that the model was made for, by the config.json in {load.directory}"
         )
     return num_encoded + length
 

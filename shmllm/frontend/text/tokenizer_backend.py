@@ -157,6 +157,7 @@ class TransformersBackend:
         """No model with markers has such a tokenizer."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        _require_text(text)
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def encode_batch(
@@ -168,6 +169,7 @@ class TransformersBackend:
     ) -> list[list[int]]:
         if max_length is None:
             return [self.encode(text, add_special_tokens) for text in texts]
+        _require_text(*texts)
         encode = self._cutting(side).encode
         cut = {"truncation": True, "max_length": max_length}
         return [list(encode(text, add_special_tokens=add_special_tokens, **cut)) for text in texts]
@@ -175,6 +177,8 @@ class TransformersBackend:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], max_length: int | None, side: Side
     ) -> list[tuple[list[int], list[int]]]:
+        for pair in pairs:
+            _require_text(*pair)
         tokenizer = self._cutting(side)
         cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
         encoded = [tokenizer(first, second, **cut) for first, second in pairs]
@@ -263,6 +267,13 @@ class NoBackend:
 
     def token_to_id(self, token: str) -> int | None:
         return None
+
+
+def _require_text(*texts: str) -> None:
+    """Raise TypeError or UnicodeError for what is no text, as `tokenizers` does. The packages
+    behind transformers' tokenizers raise anything."""
+    for text in texts:
+        str.encode(text)
 
 
 def _cut(

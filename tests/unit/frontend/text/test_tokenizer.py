@@ -183,6 +183,21 @@ def test_a_directory_without_tokenizer_json_falls_back_to_transformers(
     assert (tokenizer.id_to_token(1), tokenizer.id_to_token(9)) == ("b", None)
 
 
+@pytest.mark.parametrize("text", ["a\ud800", 5])
+def test_what_is_no_text_does_not_reach_a_tokenizer_of_transformers(text, tmp_path, monkeypatch):
+    (tmp_path / "vocab.json").touch()
+    monkeypatch.setitem(sys.modules, "transformers", FakeTransformers())
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer._backend._tokenizer = None
+    message = "must be a str" if text == 5 else "lone surrogate"
+    with pytest.raises(RequestError, match=message):
+        tokenizer.encode(text)
+    with pytest.raises(RequestError, match=message):
+        tokenizer.encode_batch([text])
+    with pytest.raises(RequestError, match=message):
+        tokenizer.encode_pairs([("a", text)])
+
+
 def test_the_fallback_unwraps_a_fast_tokenizer(tmp_path, monkeypatch, tokenizer_of):
     (tmp_path / "vocab.json").write_text("{}")
     fake = FakeTransformers()
