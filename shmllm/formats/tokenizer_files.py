@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import tokenizers
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.added_tokens import text_of_token
 from shmllm.formats.metaspace import without_metaspace
 from shmllm.formats.ranked_bytes import TEKKEN, TIKTOKEN, load_ranked_bytes
 from shmllm.formats.sentence_piece import SENTENCE_PIECE, load_sentence_piece
@@ -39,6 +41,8 @@ _NAMED_SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
+_FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
+"""Of added tokens."""
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -83,6 +87,7 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
         except BaseException as error:  # its Rust code may panic, which is no Exception
             raise EngineStartError(f"cannot read {path}: {one_line(error)}") from error
         names = _named_special_tokens(directory)
+        _add_missing(tokenizer, directory, names)
         return LoadedTokenizer(tokenizer, names, _has_token_types(directory))
     if (found := load_ranked_bytes(directory)) is not None:
         tokenizer, names = found
@@ -165,6 +170,27 @@ def _has_token_types(directory: Path) -> bool:
     if isinstance(names, list):
         return TOKEN_TYPES in names
     return config.get("tokenizer_class") not in _GENERIC_CLASSES
+
+
+def _add_missing(tokenizer: Any, directory: Path, names: Mapping[str, str]) -> None:
+    """Add the tokens of which only the files beside a tokenizer.json know, as transformers does,
+    where their ids are the next ones."""
+    found = read_json_object(directory / "tokenizer_config.json").get("added_tokens_decoder")
+    if not isinstance(found, dict):
+        listed = read_json_object(directory / "added_tokens.json")
+        special = set(names.values())
+        found = {
+            str(n): {"content": text, "special": text in special} for text, n in listed.items()
+        }
+    tokens = {
+        int(number): (text, token)
+        for number, token in found.items()
+        if number.isdecimal() and (text := text_of_token(token)) and isinstance(token, dict)
+    }
+    for number, (text, token) in sorted(tokens.items()):
+        if tokenizer.token_to_id(text) is None and number == tokenizer.get_vocab_size():
+            flags = {name: token.get(name) is True for name in _FLAGS}
+            tokenizer.add_tokens([tokenizers.AddedToken(text, **flags)])
 
 
 def _named_special_tokens(directory: Path) -> dict[str, str]:

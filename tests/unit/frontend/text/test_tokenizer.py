@@ -102,6 +102,28 @@ def test_special_tokens_map_and_named_extras(tmp_path, byte_level_model):
     }
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"SIZE": {"content": "<new>"}}}),
+        ("added_tokens.json", {"<new>": "SIZE"}),
+    ],
+)
+def test_tokens_that_only_a_file_beside_it_has(file, content, tmp_path, byte_level_model):
+    before = Tokenizer.from_directory(byte_level_model)
+    size = vocab_size_of(before)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((byte_level_model / name).read_bytes())
+    text = json.dumps(content)
+    place = '"SIZE"' if file == "added_tokens.json" else "SIZE"
+    (tmp_path / file).write_text(text.replace(place, str(size)))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.encode("a<new>") == [*before.encode("a"), size]
+    assert tokenizer.decode([size]) == "<new>"
+    (tmp_path / file).write_text(text.replace(place, str(size + 1)))
+    assert Tokenizer.from_directory(tmp_path).encode("a<new>") == before.encode("a<new>")
+
+
 MERGES = {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
 PANICS = json.dumps({"model": {"type": "BPE", **MERGES, "continuing_subword_prefix": "######"}})
 """The library looks for the part of a token behind a prefix that is longer."""
