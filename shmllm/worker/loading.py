@@ -340,7 +340,8 @@ def _decoder_prompt(config: EngineConfig, model: ModelConfig) -> tuple[int, ...]
     spec, directory = model.text or heard, Path(config.load.directory)
     if spec is None:
         return ()
-    return read_decoder_prompt(directory, spec.decoder_start, model.vocab_size)
+    overrides = config.load.overrides
+    return read_decoder_prompt(directory, spec.decoder_start, model.vocab_size, overrides)
 
 
 def _sound_adapter(model: ModelConfig, directory: str) -> str:

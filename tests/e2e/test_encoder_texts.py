@@ -185,8 +185,13 @@ def test_what_the_decoder_is_forced_to_begin_with_is_a_part_of_its_prompt(tmp_pa
     path = tmp_path / "generation_config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"forced_bos_token_id": 7, "decoder_start_token_id": 9}))
-    with LLM(str(tmp_path), **BASE) as llm:
-        assert llm.generate("x", PARAMS)[0].prompt_token_ids == [9, 7]
+    for overrides, wanted in (
+        ({}, [9, 7]),
+        ({"forced_bos_token_id": 8}, [9, 8]),
+        ({"forced_bos_token_id": None, "decoder_start_token_id": 5}, [5]),
+    ):
+        with LLM(str(tmp_path), **BASE, hf_overrides=overrides) as llm:
+            assert llm.generate("x", PARAMS)[0].prompt_token_ids == wanted
     path.write_text(json.dumps(config | {"forced_bos_token_id": 512}))
     with pytest.raises(EngineStartError, match="'forced_bos_token_id' must"):
         LLM(str(tmp_path), **BASE)
