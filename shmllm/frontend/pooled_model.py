@@ -225,9 +225,9 @@ class PooledModel:
         supported = self.pooling.tasks
         if not supported:
             raise RequestError(
-                "LLM.encode() is only supported for pooling models: the engine was started with "
-                "runner='generate' (leave the option out, or pass runner='pooling'), or the model "
-                "is an encoder-decoder, which makes no vectors"
+                "LLM.encode() is only supported for pooling models: the model is an "
+                "encoder-decoder of texts, which makes no vectors, or the engine was started with "
+                "runner='generate' (leave that out, or pass runner='pooling')"
             )
         if task not in supported:
             name, convert = _APIS[task]
