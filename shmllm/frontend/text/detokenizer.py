@@ -69,14 +69,23 @@ class _WindowDecoder:
     The decoders of these vocabularies drop a space in front of the first token, or combine
     neighbouring tokens (byte tokens). So the window contains the tokens of the text that was
     returned last, as context, and the pending tokens after them.
+
+    Args:
+        decode: decodes tokens at once.
+        prompt_token_ids: the tokens before the output.
+        skipped_ids: the tokens that `decode` leaves out wherever they are.
     """
 
-    __slots__ = ("_context_text", "_decode", "_ids", "_num_context")
+    __slots__ = ("_context_text", "_decode", "_ids", "_num_context", "_skipped_ids")
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], prompt_token_ids: Sequence[int]
+        self,
+        decode: Callable[[Sequence[int]], str],
+        prompt_token_ids: Sequence[int],
+        skipped_ids: frozenset[int],
     ) -> None:
         self._decode = decode
+        self._skipped_ids = skipped_ids
         self._ids, self._context_text = self._prompt_context(prompt_token_ids)
         self._num_context = len(self._ids)
 
@@ -102,11 +111,21 @@ class _WindowDecoder:
 
     def _step(self, token_id: int) -> str:
         self._ids.append(token_id)
+        num_pending = len(self._ids) - self._num_context
+        is_overdue = num_pending > _MAX_PENDING_TOKENS
+        if num_pending > _MAX_PENDING_TOKENS + 1:
+            # Some decoders leave out the spaces and lines that end a text, and write them with the
+            # next token. To decode all of a long run for each of them would take quadratic time.
+            if token_id in self._skipped_ids:
+                self._ids.pop()
+                return ""
+            if num_pending & (num_pending - 1) and not self._decode([token_id]):
+                return ""
         text = self._decode(self._ids)
-        is_overdue = len(self._ids) - self._num_context > _MAX_PENDING_TOKENS
         if text == self._context_text:
             if is_overdue:
-                del self._ids[self._num_context :]
+                pending = self._ids[self._num_context :]
+                self._ids[self._num_context :] = (i for i in pending if i not in self._skipped_ids)
             return ""
         if text.endswith(REPLACEMENT) and not is_overdue:
             return ""
@@ -210,6 +229,7 @@ class IncrementalDetokenizer:
             self._decoder = _WindowDecoder(
                 lambda ids: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens),
                 prompt_token_ids,
+                tokenizer.special_ids if skip_special_tokens else frozenset(),
             )
             if not (skip_special_tokens or spaces_between_special_tokens):
                 self._decoder = _CloseDecoder(self._decoder, tokenizer)

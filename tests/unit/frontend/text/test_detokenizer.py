@@ -170,6 +170,25 @@ def test_the_window_stays_small(tokenizer_of):
     assert detokenizer.text.count(BAD) == 100
 
 
+@pytest.mark.parametrize("num", [1, 7, 8, 9, 40, 1000])
+def test_spaces_that_the_decoder_leaves_out_at_the_end_are_kept(num, tokenizer_of):
+    """As tokenizers do whose texts are stripped, such as that of GPT-NeoX Japanese."""
+    tokenizer = tokenizer_of("byte_fallback")
+    fox, space = tokenizer.encode("fox"), token_id_of(tokenizer, "\u2581")
+    sizes = []
+    decode = tokenizer.decode
+    try:
+        tokenizer.decode = lambda ids, **_: sizes.append(len(ids)) or decode(ids).rstrip()
+        detokenizer = IncrementalDetokenizer(tokenizer, fox)
+        for token_id in [*fox, *[space] * num, *fox, space]:
+            detokenizer.append([token_id])
+        detokenizer.finish()
+    finally:
+        del tokenizer.decode
+    assert detokenizer.text == " fox" + " " * num + " fox"
+    assert sum(sizes) < 200 + 10 * num
+
+
 def output_text(tokenizer, **kwargs):
     return OutputText(IncrementalDetokenizer(tokenizer, []), **kwargs)
 
@@ -217,6 +236,7 @@ class CountingTokenizer:
 
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
+        self.special_ids = tokenizer.special_ids
         self.num_decoded = 0
 
     def decode(self, ids, **options):
