@@ -40,7 +40,10 @@ _OUTPUTS = (
     "EmbeddingRequestOutput ClassificationOutput ClassificationRequestOutput ScoringOutput "
     "ScoringRequestOutput"
 )
-_INPUTS = "TextPrompt TokensPrompt EmbedsPrompt PromptType MultiModalDataDict"
+_INPUTS = (
+    "TextPrompt TokensPrompt EmbedsPrompt ExplicitEncoderDecoderPrompt SingletonPrompt PromptType "
+    "MultiModalDataDict MultiModalUUIDDict"
+)
 _LATE_PARAMS = "LateInteractionParams LateChunkingParams"
 _SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig StructuredOutputsConfig"
 _TRAINER = "ModuleSource ParamMeta WeightSource TrainerWeightTransferEngine"
@@ -65,6 +68,8 @@ HOMES = {
     **_at("shmllm", "PoolingParams PoolerConfig TextPrompt TokensPrompt EmbedsPrompt Logprob"),
     **_at("shmllm", "EngineDeadError BeamSearchParams RepetitionDetectionParams"),
     "PromptType": "shmllm.frontend.prompts:Prompt",
+    "SingletonPrompt": "shmllm.frontend.prompts:Prompt",
+    "ExplicitEncoderDecoderPrompt": "shmllm.frontend.prompts:EncoderDecoderPrompt",
     "VLLMClientError": "shmllm:RequestError",
     "VLLMValidationError": "shmllm:RequestError",
     "VLLMError": "shmllm:ShmLLMError",
@@ -72,6 +77,7 @@ HOMES = {
     **_at("shmllm.compat.vllm_names", "get_tokenizer resolve_chat_template random_uuid"),
     **_at("shmllm.compat.vllm_names", "get_open_port print_embeddings"),
     **_at("shmllm.compat.vllm_types", f"FinishReason MultiModalDataDict {_LOGPROBS}"),
+    "MultiModalUUIDDict": "shmllm.compat.vllm_types:MultiModalDataDict",
     "TokenizerLike": "transformers:PreTrainedTokenizerBase",
     "RayPrometheusStatLogger": "shmllm.compat.vllm_names",
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),

@@ -76,6 +76,9 @@ def test_names_are_those_of_shmllm() -> None:
     assert issubclass(vllm.LLM, shmllm.LLM)
     dead = importlib.import_module("vllm.v1.engine.exceptions").EngineDeadError
     assert dead is shmllm.EngineDeadError
+    both = {"encoder_prompt": "a", "decoder_prompt": "b"}
+    inputs = importlib.import_module("vllm.inputs")
+    assert inputs.ExplicitEncoderDecoderPrompt(**both) == both
 
 
 @pytest.mark.usefixtures("installed")
