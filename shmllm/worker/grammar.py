@@ -124,7 +124,9 @@ class GrammarCompiler:
 
         try:
             return LLTokenizer(file_or_text(self._directory), eos_token=self._eos_token_ids or None)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # its Rust code may panic, which is no Exception
             raise RequestError(
                 f"structured_outputs cannot use the tokenizer of {self._directory}: "
                 f"{_first_line(str(error))}"

@@ -375,6 +375,16 @@ def test_a_directory_without_a_tokenizer_file_is_a_request_error(tmp_path: Path)
         GrammarCompiler(tmp_path, [EOS]).compile("start: /a/").result()
 
 
+def test_a_tokenizer_at_which_the_library_panics_is_a_request_error(tmp_path: Path) -> None:
+    content = json.loads((TINY / "tokenizer.json").read_text())
+    content["model"] |= {"vocab": {"</s>": 0, "<0xZZ>": 1}, "merges": []}
+    content |= {"decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}}
+    content["added_tokens"] = []
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(RequestError, match="cannot use the tokenizer of"):
+        GrammarCompiler(tmp_path, [EOS]).compile("start: /a/").result()
+
+
 def test_a_decoder_of_spaces_alone_is_read(tmp_path: Path) -> None:
     """That of sentencepiece's unigrams writes <0x41> out, which is no byte there."""
     pieces = ["</s>", "<unk>", "\u2581", "\u2581a", "b", "<0x41>", "A", "\u2581<0x"]
