@@ -36,7 +36,7 @@ class TokenTexts:
             token: the token id.
         """
         text = self._alone(token)
-        return self._complete(before, token) if text.endswith(REPLACEMENT) else text
+        return self._complete(before, token) if _is_cut(text) else text
 
     def _alone(self, token: int) -> str:
         text = self._known.get(token)
@@ -54,7 +54,7 @@ class TokenTexts:
         for size in range(1, len(before) + 1):
             context = [*before[-size:]]
             whole = self._decode([*context, token])
-            if whole.endswith(REPLACEMENT):
+            if _is_cut(whole):
                 continue
             while context and self._alone(context[-1]).endswith(REPLACEMENT):
                 context.pop()
@@ -63,3 +63,8 @@ class TokenTexts:
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def _is_cut(text: str) -> bool:
+    """Whether a text may end inside a character, whose first bytes some tokenizers leave out."""
+    return not text or text.endswith(REPLACEMENT)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from support.tokenizer_helpers import token_id_of
+from transformers import ByT5Tokenizer
 
 from shmllm.frontend.text.token_texts import TokenTexts
+from shmllm.frontend.text.tokenizer import Tokenizer
+from shmllm.frontend.text.tokenizer_backend import TransformersBackend
 
 
 @pytest.fixture(params=["byte_level", "byte_fallback"])
@@ -31,6 +34,12 @@ def test_a_character_belongs_to_the_token_that_completes_it(tokenizer):
     texts = texts_of(tokenizer, ids)
     assert texts[-1].strip() == "😸"
     assert not "".join(texts[:-1]).strip()
+
+
+def test_a_tokenizer_that_leaves_the_first_bytes_of_a_character_out():
+    tokenizer = Tokenizer(TransformersBackend(ByT5Tokenizer()))
+    ids = tokenizer.encode("a😸é", add_special_tokens=False)
+    assert texts_of(tokenizer, ids) == ["a", "", "", "", "😸", "", "é"]
 
 
 def test_an_alternative_in_the_middle_of_a_character_has_no_text(tokenizer_of):
