@@ -145,10 +145,19 @@ def _load_with_transformers(directory: Path) -> LoadedTokenizer:
 def _lacking(directory: Path) -> str:
     """What transformers lacks for a file of sentencepiece, which its own errors do not always say;
     empty if nothing."""
-    found = [name for name in _PIECES if (directory / name).is_file()]
+    found = [name for name in _PIECES if _has_pieces(directory / name)]
     if not found or all(map(_is_installed, _NEEDED_FOR_PIECES)):
         return ""
     return f": {found[0]} needs `pip install sentencepiece protobuf`"
+
+
+def _has_pieces(path: Path) -> bool:
+    """Whether a file is sentencepiece's: a message whose first field is a list. Files of the same
+    names may be tiktoken's, which are text."""
+    try:
+        return path.is_file() and path.read_bytes()[:1] == b"\n"
+    except OSError:
+        return False
 
 
 def _is_installed(module: str) -> bool:

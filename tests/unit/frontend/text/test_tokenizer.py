@@ -240,11 +240,14 @@ def test_a_fallback_that_fails_is_an_error_in_one_line(tmp_path, monkeypatch):
 
 def test_a_fallback_names_the_packages_that_it_lacks(tmp_path, monkeypatch):
     """transformers asks for `tiktoken` in place of `sentencepiece`."""
-    (tmp_path / "spiece.model").write_bytes(b"")
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
     monkeypatch.setitem(sys.modules, "transformers", object())
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    needed = r"either: spiece\.model needs `pip install sentencepiece protobuf`$"
+    needed = r"either: tokenizer\.model needs `pip install sentencepiece protobuf`$"
     with pytest.raises(EngineStartError, match=needed):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer.model").write_text("IQ== 0\n")  # that of Llama 3 is tiktoken's
+    with pytest.raises(EngineStartError, match="cannot load its tokenizer either \\(Attr"):
         Tokenizer.from_directory(tmp_path)
 
 
