@@ -132,6 +132,7 @@ ARCHITECTURES: dict[str, str] = {
     "GraniteSWAForCausalLM": "granite_swa",
     "HF_ColBERT": "colbert",
     "HYV3ForCausalLM": "hy_v3",
+    "HYV4ForCausalLM": "hy_v4",
     "HeliumForCausalLM": "helium",
     "HCXVisionV2ForCausalLM": "hyperclovax_vision_v2",
     "HyperCLOVAXForCausalLM": "hyperclovax",

@@ -40,7 +40,7 @@ from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.sinusoid_kinds import SinusoidKind
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
-from shmllm.models.stream_specs import AltUpSpec, PerLayerSpec
+from shmllm.models.stream_specs import AltUpSpec, ConnectionSpec, PerLayerSpec
 from shmllm.models.task_adapters import TaskAdapters
 from shmllm_kernels.windows import Window
 
@@ -90,7 +90,9 @@ class ModelConfig(ItemTowers):
         logits_cap: scaled logits become ``logits_cap * tanh(logit / logits_cap)``; None: they stay.
         transposed: whether a checkpoint has the matrices of the layers as [in, out].
         per_layer: the inputs that each layer has of its own; None: there are none.
-        altup: how several residual streams are predicted and corrected; None: there is one.
+        altup: how several residual streams are predicted and corrected; None: there is one, or
+            `connections` says how many.
+        connections: how layers are connected to several residual streams; None: they are not.
         scales_layers: whether each layer ends by multiplying the residual stream by a weight.
         further_layers: the layers that a checkpoint may have behind those of the model, each of
             which predicts one token further ahead.
@@ -146,6 +148,7 @@ class ModelConfig(ItemTowers):
     transposed: bool = False
     per_layer: PerLayerSpec | None = None
     altup: AltUpSpec | None = None
+    connections: ConnectionSpec | None = None
     scales_layers: bool = False
     further_layers: tuple[LayerSpec, ...] = ()
     num_further: int = 0
@@ -221,8 +224,19 @@ class ModelConfig(ItemTowers):
 
     @property
     def num_streams(self) -> int:
-        """The number of residual streams."""
+        """The number of residual streams that layers read one of."""
         return 1 if self.altup is None else self.altup.num_streams
+
+    @property
+    def connected_width(self) -> int:
+        """The width of the streams that layers are connected to, side by side; 0: there are
+        none."""
+        return 0 if self.connections is None else self.connections.num_streams * self.hidden_size
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether there are several residual streams, of either kind."""
+        return self.altup is not None or self.connections is not None
 
     @property
     def both_ways(self) -> bool:

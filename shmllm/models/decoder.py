@@ -14,6 +14,7 @@ from torch import Tensor
 from shmllm.models.altup import AltUp
 from shmllm.models.branch import BranchLayer
 from shmllm.models.config import ModelConfig
+from shmllm.models.connections import Connection
 from shmllm.models.decoder_layer import DecoderLayer
 from shmllm.models.experts import mixture_of
 from shmllm.models.further_layer import FurtherLayer
@@ -48,6 +49,7 @@ class DecoderModel(Model):
 
     Attributes:
         norm: the final norm, or None.
+        last_connection: what makes one of several residual streams, or None.
         head: what is computed of pooled hidden states, or None.
         partial: the addresses of matrices whose products are parts of a sum over a group's ranks.
         further: the layers behind the others that are loaded, each of which predicts one token
@@ -76,6 +78,11 @@ class DecoderModel(Model):
         if config.per_layer is not None:
             self.per_layer = PerLayerInputs(config, config.per_layer, storage)
         self.altup = None if config.altup is None else AltUp(config, config.altup, storage)
+        self.last_connection: Connection | None = None
+        if config.connections is not None:
+            own = storage.kept_if(config.stage.is_last)
+            of_streams = config.hidden_size, config.connections, own
+            self.last_connection = Connection(*of_streams, is_last=True)
         stage = config.stage
         self.layers: list[DecoderLayer] = []
         for index, source in enumerate(config.weights_of or range(config.num_layers)):
@@ -176,6 +183,8 @@ class DecoderModel(Model):
             ops.embed_per_layer(residual, self.per_layer)
         if self.altup is not None:
             begin_streams(ops, self.altup)
+        if stage.is_first and self.last_connection is not None:
+            ops.repeat_stream(residual)
         if reads_embeds(self.config):
             ops.keep_embeds(residual)
         return residual
@@ -185,6 +194,8 @@ class DecoderModel(Model):
         added to the residual stream, or None, and that stream."""
         if self.altup is not None:
             residual = end_streams(ops, self.altup)
+        if self.config.stage.is_last and self.last_connection is not None:
+            residual = ops.fold_streams(self.last_connection)
         norm = self.norm if self.config.stage.is_last else None
         return ops.add_norm(x, residual, norm, self.config.residual_scale)
 
@@ -216,6 +227,8 @@ class DecoderModel(Model):
             weights |= self.per_layer.named_weights()
         if self.altup is not None:
             weights |= self.altup.named_weights()
+        if self.last_connection is not None:
+            weights |= self.last_connection.named_weights("model.hc_head.hc_")
         for index, layer in enumerate(self.layers):
             weights |= layer.named_weights(f"model.layers.{index}")
         for index, further in enumerate(self.further, self.config.num_layers):

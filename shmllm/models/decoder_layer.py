@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shmllm.models.altup import AltUpLayer, Laurel
 from shmllm.models.config import ModelConfig
+from shmllm.models.connections import Connection
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
 from shmllm.models.layers import NamedWeights, Norm, Storage
 from shmllm.models.mixers import MIXERS, make_mixer
@@ -34,6 +35,8 @@ class DecoderLayer:
         mlp: its feed-forward, or None.
         laurel: the branch beside the mixer, or None.
         altup: what predicts and corrects several residual streams, or None.
+        connections: what connects its mixer and its MLP to several residual streams, by the names
+            of the weights; empty: there is one stream.
         input: what adds its own input, or None.
         scale: [1], the factor of the residual stream behind it, or None.
     """
@@ -73,6 +76,12 @@ class DecoderLayer:
         self.altup: AltUpLayer | None = None
         if config.altup is not None:
             self.altup = AltUpLayer(config, config.altup, storage)
+        self.connections: dict[str, Connection] = {}
+        if config.connections is not None:
+            self.connections = {
+                name: Connection(config.hidden_size, config.connections, storage)
+                for name in ("attn_hc", "ffn_hc")
+            }
         self.input: LayerInput | None = None
         if config.per_layer is not None:
             self.input = LayerInput(config, layer, config.per_layer, storage)
@@ -97,6 +106,9 @@ class DecoderLayer:
         if self.altup is not None:
             self._run_with_streams(ops, self.altup)
             return None
+        if self.connections:
+            self._run_with_connections(ops)
+            return None
         out = self._run(ops, x, residual, mixed)
         if self.input is None and self.scale is None:
             return out
@@ -115,6 +127,18 @@ class DecoderLayer:
         corrected = correct_streams(ops, residual, altup)
         if self.input is not None:
             ops.add_to_streams(self._project_input(ops, corrected, self.input))
+
+    def _run_with_connections(self, ops: Ops) -> None:
+        """Runs a layer whose mixer and MLP each read a sum of all streams, and change all."""
+        mixer, mlp = self.connections.values()
+        for connection, norm, run in (
+            (mixer, self._before_mixer, self._mix),
+            (mlp, self._before_mlp, self._feed_forward),
+        ):
+            folded = ops.fold_streams(connection)
+            out = run(ops, ops.add_norm(None, folded, norm, 1.0), folded)
+            assert out is not None, "its mixer is one"
+            ops.spread(out, connection)
 
     def _project_input(self, ops: Ops, x: Tensor, own: LayerInput) -> Tensor:
         """Returns what the layer's own input adds behind it, [tokens, hidden]."""
@@ -195,6 +219,8 @@ class DecoderLayer:
             weights |= norm.named_weights(f"{prefix}.{name}")
         for name, gate in self.gates.items():
             weights |= gate.named_weights(f"{prefix}.{name}.gate")
+        for name, connection in self.connections.items():
+            weights |= connection.named_weights(f"{prefix}.{name}.")
         for part in (self.laurel, self.altup, self.input):
             weights |= {} if part is None else part.named_weights(prefix)
         if self.scale is not None:

@@ -12,7 +12,8 @@ from shmllm.models.deepseek_v3 import (
     with_further_layers,
 )
 from shmllm.models.fields import Fields
-from shmllm.models.mixer_specs import IndexerSpec, LatentAttentionSpec, MixerSpec
+from shmllm.models.indexer_specs import IndexerSpec
+from shmllm.models.mixer_specs import LatentAttentionSpec, MixerSpec
 from shmllm.models.readers import (
     DENSE,
     SPARSE,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from shmllm.models.indexer_specs import IndexerSpec
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
-from shmllm.models.mixer_specs import IndexerSpec
+from shmllm.models.matrices import Destination, MixedMatrix, joined
+from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.specs import NormSpec
 
 
@@ -31,15 +35,27 @@ class Indexer:
         self.spec = spec
         heads, dim = spec.num_heads, spec.head_dim
         self.key = Linear(hidden, [dim], False, storage)
-        self.key_norm = Norm(dim, NormSpec(kind="layer", bias=True, eps=1e-6), storage)
+        self.key_norm = Norm(dim, NormSpec(kind="layer", bias=True, eps=spec.norm_eps), storage)
         self.head_weights = Linear(hidden, [heads], False, storage)
         self.query = Linear(query_rank, [heads * dim], False, storage)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names under ``prefix``."""
-        return (
-            self.key.named_weights(f"{prefix}.wk")
-            | self.key_norm.named_weights(f"{prefix}.k_norm")
-            | self.head_weights.named_weights(f"{prefix}.weights_proj")
-            | self.query.named_weights(f"{prefix}.wq_b")
-        )
+        of_elements = self.key.named_weights(f"{prefix}.wk")
+        of_elements |= self.key_norm.named_weights(f"{prefix}.k_norm")
+        of_elements |= self.query.named_weights(f"{prefix}.wq_b")
+        if self.spec.rotates_last:
+            of_elements = {
+                name: tuple(map(self._reordered, views)) for name, views in of_elements.items()
+            }
+        return of_elements | self.head_weights.named_weights(f"{prefix}.weights_proj")
+
+    def _reordered(self, view: Destination) -> Destination:
+        """Returns a view of queries or of a key, [heads * head_dim, ...], in whose heads the
+        elements that rotate are the last ones: in memory they are the first."""
+        assert isinstance(view, Tensor | QuantizedMatrix | MixedMatrix), "they are rows in memory"
+        dim, last = self.spec.head_dim, self.spec.rotates_last
+        sizes = [last, dim - last] * (view.shape[0] // dim)
+        parts = view.split_with_sizes(sizes)
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return joined([part for rotated, fixed in pairs for part in (fixed, rotated)])

@@ -36,6 +36,7 @@ class LatentAttention:
         indexer: chooses the tokens that each token attends to; None: the layer has none of its
             own.
         gate_proj: the projection to the gates of heads, or None.
+        sinks: [heads] float32, or None.
         o_proj: the output projection.
     """
 
@@ -58,7 +59,10 @@ class LatentAttention:
         if spec.indexer is not None and not spec.indexer.is_shared:
             assert rank is not None, "an indexer reads what queries are a projection of"
             self.indexer = Indexer(hidden, rank, spec.indexer, storage)
-        self.gate_proj = Linear(hidden, [spec.num_heads], False, storage) if spec.gated else None
+        self.gate_proj: Linear | None = None
+        if spec.gated:
+            self.gate_proj = Linear(hidden, [spec.num_heads * spec.gates_per_head], False, storage)
+        self.sinks = storage.float32(spec.num_heads) if spec.sinks else None
         self.o_proj = Linear(spec.width, [hidden], spec.bias, storage)
 
     @property
@@ -75,6 +79,8 @@ class LatentAttention:
         weights = self.in_proj.named_weights(*firsts[-len(self.spec.first_widths) :])
         if self.gate_proj is not None:
             weights |= self.gate_proj.named_weights(f"{prefix}.g_proj")
+        if self.sinks is not None:
+            weights[f"{prefix}.sinks"] = (self.sinks,)
         if self.query_norm is not None:
             weights |= self.query_norm.named_weights(f"{prefix}.q_a_layernorm")
         if self.spec.gates_of_elements:

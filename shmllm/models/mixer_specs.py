@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from shmllm.models.bias_specs import DistanceBiases, LinearBiases, RelationBiases
+from shmllm.models.indexer_specs import IndexerSpec
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
     KimiDeltaSpec,
@@ -212,30 +213,6 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexerSpec:
-    """What chooses the tokens that each token attends to (DeepSeek-AI, "DeepSeek-V3.2", 2025,
-    section 2.1): those with the largest ``sum over heads of weight * max(query . key, 0)``, where
-    all heads share a token's key.
-
-    Attributes:
-        num_heads: the number of heads.
-        head_dim: the width of a head's query, and of a key. Its first elements rotate, as many as
-            those of the attention, by the same angles.
-        top_k: how many tokens it chooses at most.
-        interleaved: whether neighbouring elements rotate together; see `RopeConfig`.
-        is_shared: whether it is that of a layer before this one, whose choice is read again. The
-            cache has room for its keys in this layer, too: slots are the same in layers of one
-            group, whose rows have one size.
-    """
-
-    num_heads: int
-    head_dim: int
-    top_k: int
-    interleaved: bool
-    is_shared: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttentionSpec:
     """A latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1). Keys and values of all
     heads are projections of one latent, which is all that the cache holds, beside a key part that
@@ -253,9 +230,10 @@ class LatentAttentionSpec:
         scale: the factor of the scores.
         bias: whether the projections to `query_rank`, to the latent, and of the output have a bias.
             Queries have none.
-        growth: see `AttentionSpec`.
+        growth, sinks: see `AttentionSpec`.
         gated: whether the output of each head is multiplied by the sigmoid of a gate, a projection
             of the hidden state without a bias.
+        gates_per_head: how many gates of this kind a head has: 1, or one for each element.
         gates_of_elements: whether the output is multiplied by sigmoids of gates, one for each
             element. Gates and queries are then projections of what has the width `query_rank`,
             with its norm and as it is, side by side.
@@ -274,7 +252,9 @@ class LatentAttentionSpec:
     scale: float
     bias: bool = False
     growth: Growth | None = None
+    sinks: bool = False
     gated: bool = False
+    gates_per_head: int = 1
     gates_of_elements: bool = False
     kv_apart: bool = False
     indexer: IndexerSpec | None = None
@@ -343,7 +323,7 @@ class LatentAttentionSpec:
         if (indexer := self.indexer) is not None and not indexer.is_shared:
             heads, dim = indexer.num_heads, indexer.head_dim
             of_index = dim, heads, heads * dim
-        gates = (self.num_heads,) if self.gated else ()
+        gates = (self.num_heads * self.gates_per_head,) if self.gated else ()
         return (self.in_width, *queries, *of_index, *gates)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.specs import FeedForwardSpec
-from shmllm.models.stream_specs import PerLayerSpec
+from shmllm.models.stream_specs import ConnectionSpec, PerLayerSpec
 
 MOST_PARAMETERS = 2**44
 """Ten times those of the largest models. Sizes beyond come from a damaged file, and products of
@@ -32,6 +32,8 @@ class Sizes(Protocol):
     @property
     def feed_forwards(self) -> tuple[FeedForwardSpec, ...]: ...
     @property
+    def connections(self) -> ConnectionSpec | None: ...
+    @property
     def per_layer(self) -> PerLayerSpec | None: ...
     @property
     def towers(self) -> Mapping[str, Any]: ...
@@ -45,6 +47,8 @@ def num_elements(model: Sizes) -> int:
     of_layers = sum(mlp.num_elements(model.hidden_size) for mlp in model.feed_forwards)
     if model.per_layer is not None:
         of_layers += model.per_layer.vocab_size * model.per_layer.width * model.num_layers
+    if model.connections is not None:
+        of_layers += model.connections.num_elements(model.hidden_size, model.num_layers)
     specs = {id(spec): spec for spec in model.towers.values()}
     of_towers: int = sum(spec.tower.num_elements for spec in specs.values())
     return rows * model.hidden_size + of_layers + of_towers

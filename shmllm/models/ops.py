@@ -6,7 +6,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shmllm.models.altup import AltUpLayer
 from shmllm.models.attention import AttentionHeads
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
@@ -20,9 +19,10 @@ from shmllm.models.mlp import MLP
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.routing import Routing
 from shmllm.models.short_convolution import ShortConvolution
+from shmllm.models.stream_ops import StreamOps
 
 
-class Ops(LinearOps, Protocol):
+class Ops(LinearOps, StreamOps, Protocol):
     """The operations of one forward pass. Activations are [tokens, ...], for any number of tokens.
 
     The implementation knows the step's tokens, their positions and the cache slots of their keys
@@ -156,52 +156,6 @@ class Ops(LinearOps, Protocol):
         Returns:
             [tokens, width], no result of `linear`.
         """
-
-    def stream(self, index: int) -> Tensor:
-        """Returns one of several residual streams, [tokens, hidden]; the first one is the result of
-        `embed`."""
-
-    def match_magnitude(self, x: Tensor, like: Tensor, out: Tensor) -> None:
-        """Computes ``x * rms(like) / rms(x)``, where the mean square of x is at least 1e-5.
-
-        Args:
-            x: [tokens, hidden].
-            like: [tokens, hidden], rows whose root mean squares the result has.
-            out: [tokens, hidden], the result; may be a stream that `x` is a projection of.
-        """
-
-    def predict_streams(self, routed: Tensor, altup: AltUpLayer) -> Tensor:
-        """Predicts all streams in front of a layer, in place.
-
-        With the coefficients ``c = prediction @ tanh(router_scale * routed)`` of a token,
-        [streams, streams], stream i becomes ``streams[i] + sum(c[i, j] * streams[j])``.
-
-        Args:
-            routed: [tokens, streams].
-            altup: the weights.
-
-        Returns:
-            [tokens, hidden], a copy of the active stream: the residual stream of the layer.
-        """
-
-    def correct_streams(self, residual: Tensor, routed: Tensor, altup: AltUpLayer) -> Tensor:
-        """Corrects all streams behind a layer, in place.
-
-        With the coefficients ``c = correction @ tanh(router_scale * routed) + 1`` of a token,
-        [streams], stream i becomes ``streams[i] + c[i] * (residual - streams[active])``.
-
-        Args:
-            residual: [tokens, hidden], what the layer has made of the active stream; may be
-                overwritten.
-            routed: [tokens, streams].
-            altup: the weights.
-
-        Returns:
-            [tokens, hidden], the active stream times ``altup.scale``, if there is one.
-        """
-
-    def add_to_streams(self, x: Tensor) -> None:
-        """Adds ``x`` [tokens, hidden] to all streams but the first, in place."""
 
     def attend(self, qkv: Tensor, attention: AttentionHeads) -> Tensor:
         """Computes the attention of one layer, over the step's tokens and those before them.

@@ -28,7 +28,9 @@ LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
 }
 """The numbers that a model learns of an activation in each layer, in the order in which kernels
 read them: by the name in a checkpoint, its shape there, and the value before training."""
-ExpertActivation = Literal["silu", "silu_bounded", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"]
+ExpertActivation = Literal[
+    "silu", "silu_bounded", "silu_clamped", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"
+]
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top", "mixer"]
 
 
@@ -117,9 +119,10 @@ class MoESpec:
         inner: the width of an expert's activation's output.
         latent: the width of what the experts read and return; None: that of the hidden state. The
             router reads the hidden state.
-        activation: "silu", "silu_bounded", "gelu_tanh", gpt-oss's clamped product, or without a
-            gate "relu_squared" or "gelu".
-        bound: with "silu_bounded": see `MLPSpec`.
+        activation: "silu", "silu_bounded", "silu_clamped", "gelu_tanh", gpt-oss's clamped product,
+            or without a gate "relu_squared" or "gelu".
+        bound: with "silu_bounded": see `MLPSpec`; with "silu_clamped" that of gates before their
+            activation, and of what they multiply.
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
             "sigmoid" of each, "sigmoid_of_top" of those that are chosen by their logits, or
             "mixer": each chosen expert has a softmax by itself, over those that are near to it

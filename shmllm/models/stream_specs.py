@@ -52,3 +52,30 @@ class AltUpSpec:
     num_streams: int
     active: int = 0
     scaled: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSpec:
+    """Several residual streams, of whose weighted sum mixers and MLPs compute what is added to each
+    of them, times another weight (hyper-connections; Zhu et al., 2024, here without a mixture of
+    the streams, as in Tencent's HY V4).
+
+    The weights are gates of a token, ``sigmoid(scale * logit + bias)``, of logits that are products
+    of all streams, side by side and divided by the root of their mean square. All streams begin as
+    the token's embedding, and end as such a sum.
+
+    Attributes:
+        num_streams: the number of streams.
+        magnitude: the factor of the gates of what is added.
+        eps: added to all gates.
+        norm_eps: added to the mean square.
+    """
+
+    num_streams: int
+    magnitude: float
+    eps: float
+    norm_eps: float
+
+    def num_elements(self, hidden: int, num_layers: int) -> int:
+        """The number of elements of all matrices, with hidden states of a width."""
+        return (4 * num_layers + 1) * self.num_streams**2 * hidden

@@ -81,7 +81,7 @@ def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
             f"the head {directory} drafts at most {most} tokens: set num_speculative_tokens "
             f"(--draft-tokens) to that, or to less, and not to {options.most_drafted}"
         )
-    if model.altup is not None or reads_embeds(model):
+    if model.has_streams or reads_embeds(model):
         raise EngineStartError(
             f"method {options.method!r} is not possible for {model.architecture}, which has "
             "several residual streams, or branches beside one"

@@ -35,6 +35,7 @@ ACTIVATIONS = [
     ("relu_squared", True),
     slow("gelu", True),
 ]
+BOUNDED = (("silu_bounded", False), ("silu_clamped", False))
 ROUTED = [(1, 1, 1), (5, 4, 2), (3, 7, 7), (4, 60, 4), (2, 128, 8)]
 """Tokens, experts, and the number that each token goes to."""
 
@@ -279,7 +280,7 @@ class ExpertKernelsConformance:
             counts = [num_pairs - chosen + 1] + [1] * (chosen - 1)
             assert max_blocks(num_pairs, experts, 16) == sum(-(-count // 16) for count in counts)
 
-    @pytest.mark.parametrize(("activation", "has_bias"), [*ACTIVATIONS, ("silu_bounded", False)])
+    @pytest.mark.parametrize(("activation", "has_bias"), [*ACTIVATIONS, *BOUNDED])
     @pytest.mark.parametrize(
         ("tokens", "experts", "top_k", "hidden", "inner", "config"),
         [

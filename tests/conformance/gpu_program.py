@@ -212,6 +212,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"shared_intermediate_size": 96, "layer_rope_theta": [1e4, 0]},
     "granite_swa": {"sliding_window": 5, "layer_rope_theta": [0, 1e4]},
     "hy_v3": EXPERTS | {"head_dim": 16},
+    "hy_v4": LATENT
+    | GROUPS
+    | INDEXER
+    | {"indexer_types": ["full", "shared"], "q_lora_rank": 40, "swiglu_limit": 0.1},
     "mellum": EXPERTS | {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "minicpm3": {name: LATENT[name] for name in LATENT if "moe" not in name}
     | {"num_key_value_heads": 4, "q_lora_rank": 40},

@@ -27,7 +27,8 @@ MIXED = ((1, 21), (5, 5), (1, 1), (19, 30), (1, 16))
 @dataclass(frozen=True)
 class Case:
     """The shapes of a batch and of a model; lengths: for each request, (tokens in this step,
-    context length); has_float8: whether latents are in FP8; growth: the factor of queries."""
+    context length); has_float8: whether latents are in FP8; growth: the factor of queries;
+    has_sinks: whether heads have sinks."""
 
     lengths: tuple[tuple[int, int], ...]
     heads: int = 4
@@ -40,6 +41,7 @@ class Case:
     in_place: bool = False
     has_float8: bool = False
     growth: QueryGrowth | None = None
+    has_sinks: bool = False
 
     @property
     def tokens(self) -> int:
@@ -76,6 +78,7 @@ class Launch:
         contexts = [context for _, context in case.lengths] + [0] * case.padding
         self.contexts = torch.tensor(contexts, dtype=torch.int32, device=device)
         self.table = self.table.to(device)
+        self.sinks = draw.normal(case.heads, scale=2.0) if case.has_sinks else None
 
     def tensors(self):
         return self.query, self.rope_query, self.cache, self.table, self.starts, self.contexts
@@ -100,13 +103,13 @@ class Launch:
         else:
             out = poisoned(*query.shape, dtype=query.dtype, device=query.device)
         options = case.num_splits, self.scratch(), case.growth
-        paged_latent_attention(out, *tensors, case.config, 0.17, *options)
+        paged_latent_attention(out, *tensors, case.config, 0.17, *options, sinks=self.sinks)
         return out
 
     def want(self) -> torch.Tensor:
         query, rope_query, *others = self.tensors()
         if self.case.growth is None:
-            return plain_attention(query, rope_query, *others, 0.17)
+            return plain_attention(query, rope_query, *others, 0.17, self.sinks)
         rows = self.case.lengths
         positions = [torch.arange(context - count, context) for count, context in rows]
         of_tokens = torch.cat([*positions, torch.zeros(self.case.padding)]).to(query.device)
@@ -130,6 +133,10 @@ class LatentKernelsConformance:
     def test_queries_that_grow_with_their_position(self, draw, dtype, splits):
         growth = QueryGrowth(0.5, 4)
         Launch(draw, dtype, Case(MIXED, num_splits=splits, padding=2, growth=growth)).check()
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_sinks(self, draw, dtype, splits):
+        Launch(draw, dtype, Case(MIXED, num_splits=splits, padding=2, has_sinks=True)).check()
 
     @pytest.mark.parametrize("in_place", [True, False])
     @pytest.mark.parametrize(("rank", "rope_dim"), [(512, 64), (40, 8), (16, 2), (33, 6)])

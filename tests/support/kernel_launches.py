@@ -33,6 +33,7 @@ from shmllm.models.matrices import FORMATS
 from shmllm_kernels.gpu import (
     activation,
     altup,
+    connections,
     delta_net,
     few_mamba_inputs,
     few_mamba_scan,
@@ -151,6 +152,21 @@ def compile_instead_of_launching(capability: int, facts: dict[str, Any], some: b
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
+
+
+def connected(hidden: int) -> None:
+    """Launch hyper-connections with the shapes of HY V4, those of a layer and the last one."""
+    streams, x = empty(4, 4 * hidden), empty(4, hidden)
+    gates = empty(4, 8, dtype=torch.float32)
+    parts = empty(4, connections.num_parts(4 * hidden), 9, dtype=torch.float32)
+    numbers = connections.GateNumbers(1e-5, 2.0, 1e-6)
+    for kinds in (1, 2):
+        weight, scale, bias = (
+            empty(*shape, dtype=torch.float32)
+            for shape in ((4 * kinds, 4 * hidden), (kinds,), (4 * kinds,))
+        )
+        connections.fold(x, gates, streams, parts, weight, scale, bias, numbers)
+    connections.spread(streams, x, gates)
 
 
 def rows(capability: int) -> None:
@@ -330,6 +346,7 @@ def step() -> None:
     for scale in (None, empty(2048)):
         altup.correct(streams, rows, routed, empty(4, 4), 2**-11, 0, scale)
     altup.match_magnitude(rows, empty(4, 2048), empty(4, 2048))
+    connected(2816)
     angles = empty(4, 128), empty(4, 128)
     frequencies, axes = empty(64, dtype=torch.float32), empty(64, dtype=torch.int64)
     rope_tables(*angles, ids, frequencies, 1.0)
@@ -452,10 +469,11 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
             out = rows.to(dtype)
             down(out, activated, last, biases[1], top_k, pairs, config, is_dependent=is_dependent)
             if is_silu:
-                gate_and_up(
-                    activated, x.to(dtype), gate_up, None, "silu_bounded", top_k, pairs, config,
-                    is_dependent=is_dependent, bound=7.0,
-                )  # fmt: skip
+                for bounded in ("silu_bounded", "silu_clamped"):
+                    gate_and_up(
+                        activated, x.to(dtype), gate_up, None, bounded, top_k, pairs, config,
+                        is_dependent=is_dependent, bound=7.0,
+                    )  # fmt: skip
                 up = torch.empty(count, inner, hidden, dtype=dtype)
                 gate_and_up(
                     activated, x.to(dtype), up, None, "relu_squared", top_k, pairs, config,
@@ -1133,6 +1151,8 @@ def launch_latents(
                 more = splits, scratch, growth, False, is_dependent
                 attend_parts(*operands, config, 0.1, *more)
                 if growth is None and not has_float8:
+                    with_sinks = *more, empty(heads, dtype=torch.float32)
+                    attend_parts(*operands, config, 0.1, *with_sinks)
                     paged_latent_attention(*operands, config, 0.1, splits, scratch, None, True)
         facts.clear()
 

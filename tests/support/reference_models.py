@@ -299,6 +299,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True},
     ),
     "hy_v3": ("HYV3", ROUTER | {"head_dim": 16}),
+    "hy_v4": (
+        "HYV4",
+        LATENT | INDEXER | {"indexer_types": ["full", "shared", "full"], "swiglu_limit": 2.0},
+    ),
     "mellum": (
         "Mellum",
         ROUTER
@@ -556,7 +560,7 @@ NOT_IN_GGUF = (
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba", "nemotron_h", "nemotron_3"),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma3n", "gemma4"),
-    *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+    *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v4"),
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear", "bailing_moe_v3", "lfm3", "lara_mini"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),
@@ -569,7 +573,7 @@ NOT_IN_GGUF = (
     *("persimmon", "phi4_multimodal", "zamba2"),
 )
 """Those of which no GGUF files are written yet."""
-WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa")
+WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
 LATENTS = (
     *("deepseek_v2", "deepseek_v3", *WITH_INDEXER, "glm4_moe_lite"),
     *("axk1", "kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "bailing_moe_v3"),

@@ -38,9 +38,10 @@ from shmllm_kernels.cpu.unpacking import row_bytes, scale_bytes
 SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 """The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
 
-SILU, SILU_BOUNDED, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU = (
-    "silu", "silu_bounded", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"
+_ACTIVATIONS = (
+    "silu", "silu_bounded", "silu_clamped", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"
 )  # fmt: skip
+SILU, SILU_BOUNDED, SILU_CLAMPED, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU = _ACTIVATIONS
 _LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
 
 
@@ -66,9 +67,13 @@ def _is_alone(activation: str) -> bool:
     return activation in (RELU_SQUARED, GELU)
 
 
+def _is_bounded(activation: str) -> bool:
+    return activation in (SILU_BOUNDED, SILU_CLAMPED)
+
+
 def _has_gate_first(activation: str) -> bool:
     """Returns whether the columns of gate precede those of up."""
-    return activation in (SILU, GELU_TANH)
+    return activation in (SILU, SILU_BOUNDED, SILU_CLAMPED, GELU_TANH)
 
 
 def _tile_columns(x_kind: str) -> int:
@@ -148,6 +153,12 @@ def _of_gate(x, activation):
 
 
 @compiled
+def _bounded_gate(x, bound, activation):
+    one = np.float32(1.0)
+    return silu(min(x, bound), one) if activation == SILU_CLAMPED else min(silu(x, one), bound)
+
+
+@compiled
 def _alone(x, activation):
     return gelu(x) if activation == GELU else relu_squared(x)
 
@@ -155,15 +166,15 @@ def _alone(x, activation):
 @compiled
 def _activate(scratch, width, out, bound, activation, x_kind):
     """Writes one row's activation. scratch: gate and up of `width` columns, or up. bound: that of
-    SILU_BOUNDED."""
+    SILU_BOUNDED and SILU_CLAMPED."""
     gate = floats(scratch)
     if _is_alone(activation):
         for i in range(width):
             put_number(out, i, _alone(gate[i], activation), x_kind)
-    elif activation == SILU_BOUNDED:
+    elif _is_bounded(activation):
         factors = floats(scratch + 4 * width)
         for i in range(width):
-            opened = min(silu(gate[i], np.float32(1.0)), bound)
+            opened = _bounded_gate(gate[i], bound, activation)
             put_number(out, i, opened * max(min(factors[i], bound), -bound), x_kind)
     elif activation != GPT_OSS:
         up = floats(scratch + 4 * width)
@@ -314,13 +325,14 @@ _PIECES = {kinds[0]: _pieces_in_groups if kinds in KINDS_IN_GROUPS else _pieces 
 GATE_AND_UP = {
     (*kinds, activation): Kernel(_PIECES[kinds[0]], _gate_and_up, *kinds, activation)
     for kinds in _KINDS
-    for activation in (SILU, SILU_BOUNDED, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU)
+    for activation in _ACTIVATIONS
 }
 """Kernels by the dtype names of x and out, weights and bias, and the activation of gate and up; out
 is float32 if x has a name in `group_rounding.GROUPINGS`.
 
 SILU: ``silu(gate) * up``, where the columns of gate precede those of up; GELU_TANH likewise.
-SILU_BOUNDED: ``min(silu(gate), bound) * min(max(up, -bound), bound)``, in this order, too.
+SILU_BOUNDED: ``min(silu(gate), bound) * min(max(up, -bound), bound)``, in this order, too;
+SILU_CLAMPED: ``silu(min(gate, bound)) * min(max(up, -bound), bound)``.
 GPT_OSS: ``(up + 1) * gate * sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where
 columns of gate and up alternate. RELU_SQUARED: ``max(up, 0)**2``, without a gate: weights and bias
 have inner columns; GELU (with the error function) likewise.
@@ -335,7 +347,7 @@ Operands (addresses; strides in bytes; all but x, out, weights and bias float32 
     11 tokens: int64, the row of x of each sorted pair
     12 scratch [threads, SCRATCH_BYTES]
     13 `PairWeights`, by which gates are multiplied before SILU or GELU_TANH, or 0
-    17 bound, a number from `word_of_float`, of SILU_BOUNDED alone
+    17 bound, a number from `word_of_float`, of SILU_BOUNDED and SILU_CLAMPED alone
 """
 
 DOWN = {kinds: Kernel(_PIECES[kinds[0]], _down, *kinds) for kinds in _KINDS}

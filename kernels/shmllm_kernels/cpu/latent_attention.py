@@ -330,7 +330,7 @@ def _attend(operands, piece, thread, num_threads, kind):
             merge(total, state, rows, width)
         stride = word(operands, 9)
         store_output(
-            total, rows, width, sizes.rank, sizes.num_heads, 0, 0, "float32",
+            total, rows, width, sizes.rank, sizes.num_heads, 0, word(operands, 14), "float32",
             word(operands, 8) + tile.first_token * stride, stride,
         )  # fmt: skip
 
@@ -356,7 +356,7 @@ def _merge_splits(operands, piece, thread, num_threads):
         merge(total, state_at(own, rows, width), rows, width)
     stride = word(operands, 9)
     store_output(
-        total, rows, width, sizes.rank, rows, 0, 0, "float32",
+        total, rows, width, sizes.rank, rows, 0, word(operands, 14), "float32",
         word(operands, 8) + word(word(requests, 0), piece) * stride, stride,
     )  # fmt: skip
 
@@ -380,6 +380,7 @@ Operands (addresses, if not marked as numbers; strides in bytes):
     11 scratch memory of the first thread
     12 its stride from thread to thread, at least `scratch_bytes` (a number)
     13 memory for the states of splits, `split_states_bytes`
+    14 sinks: float32 [num_heads], each the score of a key without a value, or 0 for none
 """
 
 MERGE_LATENTS = Kernel(_count_merges, _merge_splits)

@@ -93,6 +93,9 @@ def multiply_gate_and_up(
     if NAME == "silu_bounded":
         opened, up = bounded(active(gate, "silu"), up, bound)
         value = opened * up
+    elif NAME == "silu_clamped":
+        gate, up = bounded(gate, up, bound)
+        value = active(gate, "silu") * up
     elif NAME != "gpt_oss":
         value = active(gate, NAME) * up
     else:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.attention import AttentionScratch
+from shmllm_kernels.gpu.attention import AttentionScratch, check_sinks
 from shmllm_kernels.gpu.attention_kernels import LOG2_E, find_request, merge_splits
 from shmllm_kernels.gpu.configs import AttentionConfig, next_power_of_two
 from shmllm_kernels.gpu.float8 import as_stored, from_cache
@@ -100,6 +100,7 @@ def attend_latents(
     contexts_ptr,
     part_sums_ptr,
     part_stats_ptr,
+    sinks_ptr,
     num_requests,
     scale,
     growth,
@@ -173,6 +174,12 @@ def attend_latents(
     sums = tl.zeros((BLOCK_M, RANK_PADDED), tl.float32)
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
+    if sinks_ptr is not None:
+        # A sink is one more key of the first part, whose value is zero.
+        sinks = tl.load(sinks_ptr + heads, mask=is_row, other=0.0) * LOG2_E
+        is_first = tl.program_id(1) == 0
+        peak = tl.where(is_first, sinks, float("-inf"))
+        total = tl.where(is_first, 1.0, total)
     table_ptr += request.to(tl.int64) * table_stride
     # fmt: off
     sums, peak, total = _attend_tiles(
@@ -213,6 +220,7 @@ def paged_latent_attention(
     scratch: AttentionScratch | None = None,
     growth: QueryGrowth | None = None,
     has_slots: bool = False,
+    sinks: Tensor | None = None,
 ) -> None:
     """Computes ``reference.latent_attention.paged_latent_attention``; rows of no request stay
     unchanged.
@@ -231,6 +239,8 @@ def paged_latent_attention(
         growth: a factor of queries by their position; None: they have none.
         has_slots: whether ``block_table`` has the slot of each key, block * block_size + offset, in
             place of the blocks of keys that follow each other.
+        sinks: [num_heads] float32, contiguous: scores without a value, which join the softmax's
+            denominator; None: there are none.
 
     One launch a layer, two if contexts are split. It reads the latents of each request once for
     each block_q of its tokens and for each block_m of their heads, and has 4 * rank + 2 * rope_dim
@@ -241,7 +251,7 @@ def paged_latent_attention(
     """
     attend_parts(
         out, query, rope_query, cache, block_table, query_starts, context_lens, config, scale,
-        num_splits, scratch, growth, has_slots,
+        num_splits, scratch, growth, has_slots, sinks=sinks,
     )  # fmt: skip
     tokens, num_heads, rank = query.shape
     requests = context_lens.shape[0]
@@ -278,6 +288,7 @@ def attend_parts(
     growth: QueryGrowth | None = None,
     has_slots: bool = False,
     is_dependent: bool = False,
+    sinks: Tensor | None = None,
 ) -> None:
     """Computes `paged_latent_attention`, but of split contexts the parts only: they are in
     ``scratch`` then, and ``out`` stays unchanged. Of a part without keys, scratch has a sum of
@@ -285,13 +296,15 @@ def attend_parts(
 
     Args:
         out, query, rope_query, cache, block_table, query_starts, context_lens, config, scale,
-            num_splits, scratch, growth, has_slots: see `paged_latent_attention`.
+            num_splits, scratch, growth, has_slots, sinks: see `paged_latent_attention`.
         is_dependent: whether the launch may begin before the launch before it has ended. The GPU
             must have compute capability 9.0.
     """
     tokens, num_heads, rank = query.shape
     requests, rope_dim = context_lens.shape[0], rope_query.shape[2]
     _check(out, query, rope_query, cache, block_table, query_starts, context_lens)
+    check_sinks(sinks, num_heads)
+    assert sinks is None or sinks.dtype is torch.float32, "sinks are float32"
     assert min(config.block_m, config.tile) >= 16, f"{config} is too small"
     assert num_splits == next_power_of_two(num_splits), "num_splits must be a power of two"
     if tokens == 0 or requests == 0:
@@ -317,6 +330,7 @@ def attend_parts(
         context_lens,
         sums,
         stats,
+        sinks,
         requests,
         scale * LOG2_E.value,
         growth,

@@ -20,6 +20,7 @@ def paged_latent_attention(
     query_starts: Tensor,
     context_lens: Tensor,
     scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes the attention of each request's last tokens over its tokens so far.
 
@@ -30,7 +31,7 @@ def paged_latent_attention(
         query: [tokens, num_heads, rank], projected to the width of a latent.
         rope_query: [tokens, num_heads, rope_dim], rotated.
         cache: [blocks, block_size, rank + rope_dim], in any dtype.
-        block_table, query_starts, context_lens, scale: see `paged_attention`.
+        block_table, query_starts, context_lens, scale, sinks: see `paged_attention`.
 
     Returns:
         [tokens, num_heads, rank] in query's dtype, computed in float64; zero for tokens of no
@@ -41,6 +42,6 @@ def paged_latent_attention(
     keys = cache[:, :, None].double()
     values = torch.nn.functional.pad(keys[..., :rank], (0, rope_query.shape[-1]))
     out = paged_attention(
-        queries, keys, values, block_table, query_starts, context_lens, scale
-    )  # fmt: skip
+        queries, keys, values, block_table, query_starts, context_lens, scale, sinks=sinks
+    )
     return out[..., :rank]

@@ -141,6 +141,10 @@ def activated(
         return gpt_oss_activation(inner)
     if activation == "silu_bounded":
         return activate_bounded(inner, "silu", bound)
+    if activation == "silu_clamped":
+        gate, up = inner.chunk(2, -1)
+        clamped = gate.clamp(max=bound), up.clamp(-bound, bound)
+        return activate(torch.cat(clamped, -1), "silu", is_gated=True)
     return activate(inner, activation, is_gated=activation not in ("relu_squared", "gelu"))
 
 
@@ -167,9 +171,10 @@ def experts(
         gate_up_bias: [experts, rows of gate_up] or None.
         down_bias: [experts, hidden] or None.
         activation: "silu" or "gelu_tanh", with all columns of gate before those of up, "gpt_oss",
-            or "relu_squared" or "gelu" of up alone; or "silu_bounded".
+            or "relu_squared" or "gelu" of up alone; or "silu_bounded", or
+            "silu_clamped": ``silu(min(gate, bound)) * min(max(up, -bound), bound)``.
         weighs_inputs: whether weights multiply what experts read, and not what they return.
-        bound: with "silu_bounded": see `activation.activate_bounded`.
+        bound: of these two; see `activation.activate_bounded` for the first.
 
     Returns:
         [tokens, hidden].

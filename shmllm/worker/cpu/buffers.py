@@ -48,6 +48,9 @@ class CpuBuffers:
     Attributes:
         streams: [streams, max_tokens, hidden], the residual streams.
         hidden: [max_tokens, hidden], the first of them.
+        connected: [max_tokens, streams * hidden], those that connections read, side by side, else
+            empty.
+        stream_gates: [max_tokens, 2 * streams], the gates of a connection, else empty.
         predicted: [max_tokens, hidden], what a layer reads if there are several, else empty.
         looked_up: [max_tokens, width], the embeddings of a step's tokens: `hidden` itself if they
             are as wide.
@@ -106,6 +109,8 @@ class CpuBuffers:
         hidden = config.hidden_size
         self.streams = allocate((config.num_streams, max_tokens, hidden), torch.float32)
         self.hidden, self.normed = self.streams[0], buffer(max_tokens, hidden)
+        self.connected = buffer(max_tokens, config.connected_width)
+        self.stream_gates = buffer(max_tokens, 2 * config.connected_width // hidden)
         self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self._attended = {width: buffer(max_tokens, width) for width in mixed_widths(config)}
         self._low_ranks = {width: buffer(max_tokens, width) for width in low_ranks(config)}

@@ -195,6 +195,7 @@ class LatentAttentionOps:
             self._inputs.address_of_step(division), requests.ctypes.data,
             sizes.ctypes.data, *rows, *ropes, *rows, blocks.data_ptr(), self._scratch.data_ptr(),
             self._scratch.shape[1], self._split_states.data_ptr(),
+            0 if attention.sinks is None else attention.sinks.data_ptr(),
         ]  # fmt: skip
         kernel = ATTEND_LATENTS[layout.stored]
         self._program.record(kernel, operands, keep=[sizes, requests], label="attend_latents")

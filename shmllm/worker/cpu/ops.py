@@ -13,6 +13,7 @@ from torch import Tensor
 from shmllm.models.altup import AltUpLayer
 from shmllm.models.attention import AttentionHeads
 from shmllm.models.config import ModelConfig
+from shmllm.models.connections import Connection
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
@@ -30,6 +31,7 @@ from shmllm.worker.cpu.altup import AltUpOps
 from shmllm.worker.cpu.attention import AttentionOps, requests_of_groups
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.connections import ConnectionOps
 from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.embeddings import record_lookup
 from shmllm.worker.cpu.experts import ExpertOps
@@ -131,6 +133,10 @@ class CpuOps:
         )  # fmt: skip
         self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer, buffers.gated)
         self._altup = AltUpOps(program, self._num_tokens, buffers.streams, buffers.predicted)
+        self._connections = ConnectionOps(
+            program, products, self._num_tokens, buffers.connected, buffers.stream_gates,
+            buffers.hidden,
+        )  # fmt: skip
         for rope in config.ropes:
             record_rope_tables(program, inputs, self._num_tokens, rope, buffers.angles[rope])
 
@@ -246,6 +252,15 @@ class CpuOps:
 
     def add_to_streams(self, x: Tensor) -> None:
         self._altup.add(x)
+
+    def repeat_stream(self, residual: Tensor) -> None:
+        self._connections.repeat(residual)
+
+    def fold_streams(self, connection: Connection) -> Tensor:
+        return self._connections.fold(connection)
+
+    def spread(self, x: Tensor, connection: Connection) -> None:
+        self._connections.spread(x, connection)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0]), self._meetings

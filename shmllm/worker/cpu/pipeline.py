@@ -94,15 +94,20 @@ class _Slot:
         self.step = memory.step
         self.logits = memory.floats("logits", max_samples, config.vocab_size)
         self.hidden = memory.floats("hidden", max_tokens, config.hidden_size)
+        width = config.connected_width or config.hidden_size
         streams = [
-            memory.floats(f"stream {stage}", max_tokens, config.hidden_size)
-            for stage in range(group.num_stages)
+            memory.floats(f"stream {stage}", max_tokens, width) for stage in range(group.num_stages)
         ]
         self.embeds = own = streams[group.rank]
         self.kernels = KernelProgram(num_threads)
         link = Link(self.kernels, name, group, self.step)
         buffers = copy(buffers)
-        buffers.hidden = buffers.embeds = own
+        if config.connected_width:  # each layer makes its `hidden` of these
+            buffers.connected = own
+            self.embeds = memory.floats("embeds", max_tokens, config.hidden_size)
+        else:
+            buffers.hidden = own
+        buffers.embeds = self.embeds
         products = Products(self.kernels, buffers.rounded, activation_dtype, uses_tiles)
         num_tokens = self.inputs.address_of("num_tokens")
         num_samples = self.inputs.address_of("num_samples")

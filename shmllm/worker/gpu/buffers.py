@@ -22,6 +22,7 @@ from shmllm.models.widths import (
 )
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
+from shmllm.worker.gpu.connections import ConnectionOps
 from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.experts import ExpertBuffers
 from shmllm.worker.gpu.many_products import ManyProducts
@@ -81,6 +82,8 @@ class GpuBuffers:
             but for counters, which are 0 between launches, as in a new arena.
         streams: [streams, max_tokens, hidden], the residual streams.
         hidden: [max_tokens, hidden], the first of them.
+        connections: several streams that layers read a sum of, and what launches their operations;
+            None: there are none.
         embeds: [max_tokens, width], the embeddings of a step's tokens: `hidden` itself if they are
             as wide.
         predicted: [max_tokens, hidden], what a layer reads if there are several, else empty.
@@ -148,6 +151,7 @@ class GpuBuffers:
         self.embeds = self.hidden
         if config.embedding_size is not None:
             self.embeds = buffer(max_tokens, config.embedding_size)
+        self.connections = ConnectionOps.allocate(allocate, config, self.hidden)
         self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self.spare = buffer(MAX_ROWS, hidden)
         self.levels = allocate((config.num_levels, max_tokens, hidden), self._dtype)

@@ -310,7 +310,7 @@ class ExpertOps:
         """Return whether products read on the device which experts were chosen, unsorted: those of
         one token, without adapters, other ranks and a bound."""
         is_alone = self._lora is None and not self._meetings.are_needed
-        return num_tokens == 1 and is_alone and spec.activation != "silu_bounded"
+        return num_tokens == 1 and is_alone and not spec.bound
 
     def _sum_of_one(
         self,

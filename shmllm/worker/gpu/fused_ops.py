@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from shmllm.models.altup import AltUpLayer
+from shmllm.models.connections import Connection
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.latent_attention import LatentAttention
@@ -287,6 +288,9 @@ class FusedOps(UnfusedOps):
     def correct_streams(self, residual: Any, routed: Any, altup: AltUpLayer) -> Tensor:
         routed = self.value(routed)  # its product may add to the stream
         return self._ops.correct_streams(self.value(residual), routed, altup)
+
+    def fold_streams(self, connection: Connection) -> Tensor:
+        return self._begin_stream(self._ops.fold_streams(connection))
 
     def store_latents(self, x: Any, attention: LatentAttention) -> Tensor:
         # They are stored by the launch that projects the queries.

@@ -222,6 +222,7 @@ class LatentAttentionOps:
             "config": launch.config,
             "scale": attention.spec.scale,
             "growth": None if growth is None else QueryGrowth(*growth),
+            "sinks": attention.sinks,
             "num_splits": launch.num_splits,
             "scratch": self._buffers.scratch(heads, num_tokens, launch.num_splits),
         }

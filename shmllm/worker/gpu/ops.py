@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from shmllm.models.altup import AltUpLayer
 from shmllm.models.attention import AttentionHeads
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
@@ -27,7 +26,6 @@ from shmllm.models.rope import attention_factor, axes, inverse_frequencies
 from shmllm.models.routing import Routing
 from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.gpu.activations import activate_mlp, needs_whole_product
-from shmllm.worker.gpu.altup import AltUpOps
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
@@ -43,7 +41,7 @@ from shmllm.worker.gpu.per_layer import PerLayerOps
 from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts
 from shmllm.worker.gpu.recurrent import RecurrentOps
-from shmllm_kernels.gpu.altup import match_magnitude
+from shmllm.worker.gpu.streams import StreamLaunches
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.norm import NormedPair, add_normed, add_rms_norm, layer_norm, rms_norm
 from shmllm_kernels.gpu.row_copies import gather_rows
@@ -57,7 +55,7 @@ def call_now(call: Call) -> None:
     call()
 
 
-class GpuOps:
+class GpuOps(StreamLaunches):
     """Launches the operations of `models.ops.Ops`. The launches' arguments depend only on the sizes
     given to `begin`, and not on the contents of the device's memory.
 
@@ -92,11 +90,11 @@ class GpuOps:
         rotates_apart: bool = False,
         ahead: Mapping[int, WeightsAhead] | None = None,
     ) -> None:
+        super().__init__(buffers)
         self._lora = lora
         self.meetings = meetings or NoMeetings()
         self._cache = cache
         self._inputs = inputs
-        self._buffers = buffers
         self.products = GpuProducts(buffers.attention.deterministic, device, buffers.many_products)
         self.latents = LatentAttentionOps(cache, inputs, buffers)
         self.recurrent = RecurrentOps(cache, inputs, buffers)
@@ -104,7 +102,6 @@ class GpuOps:
             buffers.experts, self.products, lora, self.meetings, buffers.routed
         )
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
-        self._altup = AltUpOps(buffers.streams, buffers.predicted)
         rest = self.norm, self.products, rotates_apart, ahead or {}
         self._attends = AttentionOps(cache, inputs, buffers, *rest)
         self._frequencies = {rope: inverse_frequencies(rope).to(device) for rope in config.ropes}
@@ -280,21 +277,6 @@ class GpuOps:
     def layer_inputs(self, layer: LayerInput) -> Tensor:
         """Return what `gate_layer_input` multiplies by, [tokens, width]."""
         return self._per_layer.of_layer(self._descriptor.num_tokens, layer)
-
-    def stream(self, index: int) -> Tensor:
-        return self._buffers.streams[index, : self._descriptor.num_tokens]
-
-    def match_magnitude(self, x: Tensor, like: Tensor, out: Tensor) -> None:
-        match_magnitude(x, like, out)
-
-    def predict_streams(self, routed: Tensor, altup: AltUpLayer) -> Tensor:
-        return self._altup.predict(routed, altup)
-
-    def correct_streams(self, residual: Tensor, routed: Tensor, altup: AltUpLayer) -> Tensor:
-        return self._altup.correct(residual, routed, altup)
-
-    def add_to_streams(self, x: Tensor) -> None:
-        self._altup.add(x)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         out, meetings = self._buffers.product(linear.weight.shape[0])[: len(x)], self.meetings

@@ -53,7 +53,7 @@ def reason_against(config: ModelConfig, has_packed: bool) -> str | None:
         return "its norms are no RMSNorms"
     if config.per_layer is not None or config.scales_layers or config.num_levels:
         return "its layers have inputs or factors of their own"
-    if config.altup is not None:
+    if config.has_streams:
         return "it has several residual streams"
     for index, layer in enumerate(config.layers):
         reason = _reason_against_layer(layer)

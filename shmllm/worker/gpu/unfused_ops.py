@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from shmllm.models.attention import AttentionHeads
+from shmllm.models.connections import Connection
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
 from shmllm.models.layers import Linear, Norm
@@ -67,6 +68,12 @@ class UnfusedOps(ABC):
 
     def add_to_streams(self, x: Any) -> None:
         self._ops.add_to_streams(self.value(x))
+
+    def repeat_stream(self, residual: Any) -> None:
+        self._ops.repeat_stream(self.value(residual))
+
+    def spread(self, x: Any, connection: Connection) -> None:
+        self._ops.spread(self.value(x), connection)
 
     def attend(self, qkv: Any, attention: AttentionHeads) -> Tensor:
         return self._ops.attend(self.value(qkv), attention)

@@ -7,6 +7,7 @@ import torch
 from conformance.altup_kernels import AltUpConformance
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
+from conformance.connection_kernels import ConnectionConformance
 from conformance.decode_attention_kernel import DecodeAttentionConformance, Decodes, Step
 from conformance.decoder_kernel import DecoderConformance
 from conformance.delta_net_kernels import DeltaNetConformance
@@ -52,6 +53,10 @@ __all__ = ["short_lists"]
 
 
 class TestAltUp(AltUpConformance):
+    pass
+
+
+class TestConnections(ConnectionConformance):
     pass
 
 

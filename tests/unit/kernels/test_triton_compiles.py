@@ -132,7 +132,10 @@ def test_latent_attention_compiles_and_loads_ahead(more_compiled: list[Kernel]) 
     found = [kernel for kernel in more_compiled if "heads" in kernel]
     assert {kernel["kernel"] for kernel in found} == {
         "_absorb_queries",
+        "_choose_tokens",
         "_project_values",
+        "_score_index_keys",
+        "_store_index_keys",
         "_write_latents",
         "attend_latents",
         "merge_splits",

@@ -113,6 +113,7 @@ ALL_CHOSEN: dict[str, Any] = {
     **{"first_k_dense_replace": 1, "index_topk": 2**31 - 1},
 }
 """No rounding of scores changes which experts and tokens are chosen."""
+STREAMS: dict[str, Any] = LATENT | INDEXER | {"num_key_value_heads": 8, "swiglu_limit": 0.1}
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 GROWING = YARN_ROPE | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 8}
 """A factor of queries that grows after each eight tokens."""
@@ -1063,6 +1064,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 6, "sliding_window": 7, "layer_rope_theta": [50, 0, 1e4]},
     ),
     "hy-v3": ("hy_v3", EXPERTS | {"head_dim": 16}),
+    "hy-v4": (
+        "hy_v4",
+        STREAMS
+        | GROUPS
+        | {"num_hidden_layers": 5, "indexer_types": [*["full", "shared"] * 2, "full"]},
+    ),
+    "hy-v4-all-experts": ("hy_v4", STREAMS | ALL_CHOSEN | {"hc_mult": 2, "hc_magnitude": 1.5}),
     "hy-v3-all-experts": (
         "hy_v3",
         EXPERTS
@@ -1367,6 +1375,7 @@ VARIANTS_OF_ROUTERS = {
     "granite-moe-shared-none",
     "granite-moe-swa-all-experts",
     "hy-v3-all-experts",
+    "hy-v4-all-experts",
     "mellum-all-experts",
     "hunyuan-moe-all-experts",
     "mimo-v2-flash-all-experts",
@@ -1473,6 +1482,7 @@ BFLOAT16 = [
     "granite-swa",
     "granite-moe-swa-all-experts",
     "hy-v3-all-experts",
+    "hy-v4-all-experts",
     "llama4-all-experts",
     "mellum-all-experts",
     "minicpm3",

@@ -39,6 +39,7 @@ OF_DEEPSEEK = (
     "deepseek_v32",
     "sarvam_mla",
     "glm_moe_dsa",
+    "hy_v4",
     "dots1",
     "glm4_moe",
     "glm4_moe_lite",

@@ -81,6 +81,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {},
     "deepseek_v32": {},
     "glm_moe_dsa": {},
+    "hy_v4": {},
     "dots1": {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 1},
     "glm4_moe": {},
     "glm4_moe_lite": {},

@@ -17,6 +17,7 @@ from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16
 from shmllm_kernels.cpu.expert_lora import SHRINK_PAIRS, ExpertAdapters
 from shmllm_kernels.cpu.experts import ADAPTED_DOWN, ADAPTED_GATE_AND_UP, SCRATCH_BYTES
 from shmllm_kernels.cpu.lora import Segment, entry_words
+from shmllm_kernels.cpu.memory import word_of_float
 from shmllm_kernels.cpu.pairs import COMBINE, SORT_LISTED
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
@@ -33,11 +34,15 @@ KINDS = [
 ]
 """The dtype names of activations, weights and adapters."""
 COMPUTED = [kinds for kinds in KINDS if kinds[0] == "float32" or HAS_BFLOAT16]
-SHOWN = [(KINDS[0], "silu"), (KINDS[2], "relu_squared"), (COMPUTED[-1], "gpt_oss")]
+SHOWN = [
+    (KINDS[0], "silu_clamped"), (KINDS[2], "relu_squared"), (COMPUTED[-1], "gpt_oss"),
+]  # fmt: skip
 """The variants of the default suite; each compiles kernels of its own."""
 VARIANTS = [
     each if each in SHOWN else slow(*each)
-    for each in product(COMPUTED, ["silu", "gpt_oss", "relu_squared"])
+    for each in product(
+        COMPUTED, ["silu", "silu_bounded", "silu_clamped", "gpt_oss", "relu_squared"]
+    )
 ]
 
 
@@ -62,7 +67,7 @@ def random_adapter(kind: str, activation: str) -> Adapter:
         a, b = torch.randn(rank, k) * k**-0.5, torch.randn(rank, size)
         return Part(a.to(dtype), b.to(dtype), column, scale)
 
-    if activation == "silu":  # gate and up have matrices of their own
+    if activation.startswith("silu"):  # gate and up have matrices of their own
         gate_up = [(5, HIDDEN, 0, INNER, 0.5), (7, HIDDEN, INNER, INNER, 0.25)]
     else:
         width = INNER if activation == "relu_squared" else 2 * INNER
@@ -146,7 +151,7 @@ class AdaptedRun(MoERun):
             program.record(ADAPTED_GATE_AND_UP[*e.kinds, e.activation, self._kind], [
                 *blocks, address(rounded), size * HIDDEN, address(activated), size * INNER,
                 address(e.gate_up), INNER, HIDDEN, 0, 0, address(self._tokens), address(scratch),
-                0, gate_up, address(exact), 4 * INNER,
+                0, gate_up, address(exact), 4 * INNER, word_of_float(e.bound),
             ])  # fmt: skip
             of_exact = [address(exact), 4 * INNER, INNER, RANKS]
             program.record(SHRINK_PAIRS[self._kind, IN_ORDER], [down, *blocks, *of_exact])
@@ -193,7 +198,7 @@ def drawn(kinds: tuple[str, str, str], activation: str, num_tokens: int) -> tupl
     """Random experts, inputs and a routing that gives most tokens to few experts."""
     x_dtype, dtype = (getattr(torch, kind) for kind in kinds[:2])
     experts = Experts.random(NUM_EXPERTS, HIDDEN, INNER, dtype, activation)
-    experts = replace(experts, x_dtype=x_dtype)
+    experts = replace(experts, x_dtype=x_dtype, bound=0.5)
     ids = torch.rand(num_tokens, NUM_EXPERTS).argsort(-1)[:, :TOP_K].sort(-1).values
     ids[::2] = torch.tensor([1, 4])
     return torch.randn(num_tokens, HIDDEN), experts, ids, torch.rand(num_tokens, TOP_K)
@@ -217,8 +222,9 @@ def test_each_token_has_the_merged_weights_of_its_adapter(
             one = slice(token, token + 1)
             own = merged(experts, adapters[place] if place >= 0 else None)
             want = moe.experts(
-                x[one].double(), ids[one], weights[one].double(), *own, activation=activation
-            )
+                x[one].double(), ids[one], weights[one].double(), *own, activation=activation,
+                bound=experts.bound,
+            )  # fmt: skip
             # Activations that are rounded to 8 bits move each term by 2**-8 at most.
             relative = 2e-5 if kinds[0] == "float32" else 2**-6
             largest = float(want.abs().max())

@@ -102,9 +102,10 @@ def test_experts_equal_the_reference(
         assert_near(compute(x, experts, ids, weights), x, experts, ids, weights)
 
 
+@pytest.mark.parametrize("activation", ["silu_bounded", "silu_clamped"])
 @pytest.mark.parametrize("kinds", KINDS)
-def test_gates_and_ups_are_bounded(kinds: tuple[str, str]) -> None:
-    made = random_experts(kinds, 6, 70, 37, activation="silu_bounded")
+def test_gates_and_ups_are_bounded(kinds: tuple[str, str], activation: str) -> None:
+    made = random_experts(kinds, 6, 70, 37, activation=activation)
     x = (torch.randn(25, 70) * 4).to(made.x_dtype)
     ids, weights = random_routing(25, 6, 3)
     bounded, free = (replace(made, bound=bound) for bound in (0.5, 1e9))

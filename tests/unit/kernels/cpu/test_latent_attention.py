@@ -52,10 +52,12 @@ class Layer:
         block_size: int,
         stored: str,
         interleaved: bool = True,
+        has_sinks: bool = False,
     ) -> None:
         self.rank, self.rope_dim = sizes
         self.layout = layout = LatentLayout(sum(sizes), block_size, stored)
         self.num_heads, self.interleaved = num_heads, interleaved
+        self.sinks = torch.randn(num_heads) * 3 if has_sinks else None
         self.generator = np.random.default_rng(len(layout.stored) + num_heads)
         num_blocks = MAX_BLOCKS + 20
         self.cache = torch.full((num_blocks, layout.block_bytes + 64), 0xFF, dtype=torch.uint8)
@@ -104,7 +106,7 @@ class Layer:
         query = [self.queries.data_ptr(), 4 * heads * self.rank]
         operands = [
             at(self.step), at(requests), at(sizes), *query, *rope, *query, self.cache.data_ptr(),
-            at(scratch), per_thread, at(states),
+            at(scratch), per_thread, at(states), 0 if self.sinks is None else self.sinks.data_ptr(),
         ]  # fmt: skip
         kept = [requests, scratch, states, sizes]
         self.program.record(ATTEND_LATENTS[layout.stored], operands, kept)
@@ -162,23 +164,25 @@ class Layer:
         rows = torch.cat([latents, keys], -1).to(getattr(torch, self.layout.stored)).double()
         return paged_latent_attention(
             request.queries.double(), ropes, rows[None], torch.zeros(1, 1, dtype=torch.int32),
-            torch.tensor([0, length]), torch.tensor([length]), SCALE,
+            torch.tensor([0, length]), torch.tensor([length]), SCALE, self.sinks,
         )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("heads", "sizes", "block_size", "interleaved", "stored"),
+    ("heads", "sizes", "block_size", "interleaved", "stored", "has_sinks"),
     [
-        (16, (512, 64), 16, True, "float32"),
-        (16, (512, 64), 64, False, "bfloat16"),
-        (1, (16, 2), 1, True, "float16"),
-        (3, (40, 8), 2, False, "float32"),
-        (50, (100, 24), 16, True, "float32"),
-        slow(128, (512, 64), 32, True, "bfloat16"),
+        (16, (512, 64), 16, True, "float32", False),
+        (16, (512, 64), 64, False, "bfloat16", True),
+        (1, (16, 2), 1, True, "float16", False),
+        (3, (40, 8), 2, False, "float32", True),
+        (50, (100, 24), 16, True, "float32", False),
+        slow(128, (512, 64), 32, True, "bfloat16", True),
     ],
 )
-def test_prompts_and_decodes_equal_float64(heads, sizes, block_size, interleaved, stored):
-    layer = Layer(heads, sizes, block_size, stored, interleaved)
+def test_prompts_and_decodes_equal_float64(
+    heads, sizes, block_size, interleaved, stored, has_sinks
+):
+    layer = Layer(heads, sizes, block_size, stored, interleaved, has_sinks)
     lengths = [1, 15, 16, 17] if block_size < 4 else [1, 17, 130, 300]
     requests = [Request(n, layer, seed) for seed, n in enumerate(lengths)]
     layer.run([(request, max(len(request.queries) - 2, 1)) for request in requests])

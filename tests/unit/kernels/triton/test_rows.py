@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance.altup_kernels import AltUpConformance
+from conformance.connection_kernels import ConnectionConformance
 from conformance.relation_kernels import RelationConformance
 from conformance.rope_write_kernel import RopeWriteConformance
 from conformance.row_kernels import RowKernelsConformance
@@ -13,6 +14,10 @@ class TestRowKernels(RowKernelsConformance):
 
 
 class TestAltUp(AltUpConformance):
+    pass
+
+
+class TestConnections(ConnectionConformance):
     pass
 
 
