@@ -82,12 +82,8 @@ def _read_attention(fields: Fields, positions: int, norm_eps: float) -> LatentAt
 
 
 def _read_experts(fields: Fields) -> MoESpec:
-    bound = fields.number("swiglu_limit", 10.0)
-    if bound <= 0:
-        raise fields.error(
-            f"swiglu_limit ({bound}) must be above 0: transformers bounds experts by it"
-        )
     experts = read_sigmoid_experts(fields, inner=768, num_experts=256, weight_scale=2.827)
+    bound = fields.number("swiglu_limit", 10.0)
     return replace(experts, activation="silu_clamped", bound=bound)
 
 
