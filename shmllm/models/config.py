@@ -77,6 +77,8 @@ class ModelConfig(ItemTowers):
         lm_head: whether the model has an LM head, and so can generate.
         transform: what the LM head reads of hidden states; None: these themselves.
         lm_head_bias: whether the LM head has a bias.
+        lm_head_float32: whether the LM head, which is not tied then, and logits are float32 in a
+            model of any dtype.
         num_outputs: the number of tokens, the first ones, that the LM head has rows for in a
             checkpoint; the logits of others are minus infinity; None: all.
         head: what is computed of pooled hidden states; None: nothing.
@@ -137,6 +139,7 @@ class ModelConfig(ItemTowers):
     lm_head: bool = True
     transform: TransformSpec | None = None
     lm_head_bias: bool = False
+    lm_head_float32: bool = False
     num_outputs: int | None = None
     head: HeadSpec | None = None
     pooling: Pooled = "LAST"

@@ -61,9 +61,11 @@ def configure(fields: Fields) -> ModelConfig:
         eps=fields.number("hc_eps", 1e-6),
         norm_eps=norm.eps,
     )
+    model = read_model(fields, layers, positions)
     return replace(
-        read_model(fields, layers, positions),
+        model,
         norm=norm,
+        lm_head_float32=not model.tie_word_embeddings,
         connections=connections,
         skipped_prefixes=("model.mtp_layers.",),  # they predict further tokens
     )

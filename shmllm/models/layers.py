@@ -300,6 +300,8 @@ class TokenEmbedding:
         has_head = drafting is None or drafting.has_head
         of_table = storage.kept_if(has_table and is_own)
         of_head = storage.kept_if(has_head and stage.is_last).for_head()
+        if config.lm_head_float32:
+            of_head = replace(of_head, dtype=torch.float32)
         self.table = of_table.table(num_tokens, hidden_size)
         shared = self.table if is_shared else None
         self.head: Linear | None = None

@@ -434,7 +434,7 @@ class ProgramConformance:
             for row, logits in steps.step(work).items():
                 assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
-    @pytest.mark.parametrize("name", ["qwen3", slow("deepseek_v3")])
+    @pytest.mark.parametrize("name", ["qwen3", slow("deepseek_v3"), slow("hy_v4")])
     def test_the_models_dtype(self, gpu_device, models, dtype, name) -> None:
         """The router's choice is clear for these prompts: scores differ by 0.04 or more. Of seed 1
         two experts of a token differ by 0.004, of which the other one changes the logits by 0.3:

@@ -94,7 +94,9 @@ class GpuBuffers:
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim] each.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
-        logits: [max_samples, vocab]; [max_samples, 0] if the model has no LM head.
+        logits: [max_samples, vocab]; [max_samples, 0] if the model has no LM head; float32 if that
+            is.
+        exact: [max_samples, hidden] float32, what such an LM head reads, else empty.
         experts: the buffers of each mixture of experts.
         began: [max_tokens, hidden], the embeddings that layers read beside the residual stream,
             else empty.
@@ -189,10 +191,12 @@ class GpuBuffers:
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
             for rope in config.ropes
         }
-        self.sampled, self.logits = (
-            buffer(max_samples, hidden),
-            buffer(max_samples, config.num_logits if config.lm_head else 0),
+        self.sampled, is_exact = buffer(max_samples, hidden), config.lm_head_float32
+        self.logits = allocate(
+            (max_samples, config.num_logits if config.lm_head else 0),
+            torch.float32 if is_exact else self._dtype,
         )
+        self.exact = allocate((max_samples if is_exact else 0, hidden), torch.float32)
         self.transformed = buffer(0 if config.transform is None else max_samples, hidden)
         self.experts = {
             spec: ExpertBuffers(allocate, spec, hidden, self._dtype, max_tokens)

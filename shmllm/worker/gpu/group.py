@@ -170,7 +170,8 @@ class GpuMeetings(NoMeetings):
         layout.add(WORD_BYTES * num_words(size))
         self._offset_of_tokens = layout.add(WORD_BYTES * max_rows)
         self._offsets = [layout.add(prod(shape) * dtype.itemsize) for _ in range(2)]
-        of_logits = layout.add(prod(most_logits) * dtype.itemsize)
+        logits_dtype = torch.float32 if config.lm_head_float32 else dtype
+        of_logits = layout.add(prod(most_logits) * logits_dtype.itemsize)
         memories = group.share(layout.num_bytes, device)
         where, own = device.torch_device, memories[rank]
         bases = torch.tensor([each.data_ptr() for each in memories], dtype=torch.int64)
@@ -182,7 +183,7 @@ class GpuMeetings(NoMeetings):
             [_view(each, offset, shape, dtype) for each in memories] for offset in self._offsets
         ]
         self._parts = [parts[rank] for parts in self._parts_of]
-        self._logits = [_view(each, of_logits, most_logits, dtype) for each in memories]
+        self._logits = [_view(each, of_logits, most_logits, logits_dtype) for each in memories]
         device.synchronize()
 
     @property

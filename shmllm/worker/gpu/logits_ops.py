@@ -33,6 +33,8 @@ class GpuLogitsOps:
         products: launches matrix products.
         meetings: launches the meetings of the ranks of a group; None: the process is alone.
         transformed: [rows, hidden], memory for the result of `transform`; None: it takes some.
+        exact: [rows, hidden] float32, memory for what an LM head in float32 reads of hidden states
+            that are not; None: it takes some.
     """
 
     def __init__(
@@ -41,13 +43,17 @@ class GpuLogitsOps:
         products: Products,
         meetings: NoMeetings | None = None,
         transformed: Tensor | None = None,
+        exact: Tensor | None = None,
     ) -> None:
         self._logits = logits
         self._products = products
         self._meetings = meetings or NoMeetings()
         self._transformed = transformed
+        self._exact = exact
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        if x.dtype != self._logits.dtype:
+            x = x.float() if self._exact is None else self._exact.copy_(x)
         self._products.linear(self._meetings.logits(self._logits), x, linear)
         self._meetings.gather(self._logits)
         return self._logits

@@ -255,20 +255,23 @@ class GpuProgram:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         width = self._model.config.vocab_size if self._meetings.has_rest else 0
-        logits = hidden.new_empty(len(hidden), width)
+        logits = hidden.new_empty(len(hidden), width, dtype=self._buffers.logits.dtype)
         return self._model.logits(self._logits_ops(logits), hidden).float()
 
     def _compute_sample_logits(self, hidden: Tensor) -> Tensor:
         rows = self._ops.gather_samples(hidden)
-        logits, transformed = self._buffers.logits[: len(rows)], self._buffers.transformed
-        return self._model.logits(self._logits_ops(logits, transformed[: len(rows)]), rows)
+        buffers = self._buffers
+        logits, *memory = (
+            each[: len(rows)] for each in (buffers.logits, buffers.transformed, buffers.exact)
+        )
+        return self._model.logits(self._logits_ops(logits, *memory), rows)
 
-    def _logits_ops(self, logits: Tensor, transformed: Tensor | None = None) -> GpuLogitsOps:
+    def _logits_ops(self, logits: Tensor, *memory: Tensor) -> GpuLogitsOps:
         head, transform = self._model.embedding.head, self._model.transform
         is_fused = len(logits) <= MAX_ROWS and head is not None and is_whole(head.weight)
         is_fused &= transform is None or is_whole(transform.dense.weight)
         products = self._row_products if is_fused else self._ops.products
-        return GpuLogitsOps(logits, products, self._meetings, transformed)
+        return GpuLogitsOps(logits, products, self._meetings, *memory)
 
     def _forward(self, descriptor: BatchDescriptor) -> Tensor:
         """Launch the layers of a step. Returns the hidden states, [tokens, hidden]."""

@@ -66,6 +66,17 @@ def test_names_of_all_kinds_of_files_are_known_and_further_layers_left_out(
     assert torch.equal(*logits)
 
 
+def test_an_update_has_the_names_of_transformers_modules(made: tuple[Any, Path]) -> None:
+    reference, directory = made
+    model, expected = load(directory), our_logits(load(directory), TOKENS)
+    model.weights_lost()
+    model.load_weights(reference.named_parameters())
+    assert all(name.endswith("e_score_correction_bias") for name in model.missing)
+    model.load_weights(pair for pair in reference.named_buffers() if "correction" in pair[0])
+    assert not model.missing
+    assert torch.equal(our_logits(model, TOKENS), expected)
+
+
 def test_adapters_equal_merged_weights(made: tuple[Any, Path], tmp_path: Path) -> None:
     reference, directory = made
     shapes = {

@@ -103,6 +103,7 @@ FAMILIES = (
     "gpt_oss",
     "qwen3_next",
     "deepseek_v3",
+    "hy_v4",
     "gemma3n",
     "gemma4",
     "mamba2",
