@@ -27,6 +27,7 @@ ARCHITECTURES: dict[str, str] = {
     "BailingMoeV3ForCausalLM": "bailing_moe_v3",
     "BambaForCausalLM": "bamba",
     "BartForConditionalGeneration": "bart",
+    "BeamForCausalLM": "beam",
     "BertModel": "bert",
     "BgeM3EmbeddingModel": "bge_m3",
     "BioGptForCausalLM": "biogpt",

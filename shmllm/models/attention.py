@@ -46,6 +46,7 @@ class Attention(AttentionHeads):
     Attributes:
         qkv_proj: the projections to queries, keys and values, and to gates. The rows of keys and
             of values are equal if the checkpoint has one projection for both.
+        gate_proj: the projection to gates that is a product of its own, or None.
         output_norm: the norm of what `o_proj` reads, or None.
     """
 
@@ -75,6 +76,9 @@ class Attention(AttentionHeads):
         if isinstance(spec.biases, RelationBiases):
             rest = spec.biases, config.norm, self.qkv_proj, storage
             self.relations = Relations(config.hidden_size, *rest)
+        self.gate_proj: Linear | None = None
+        if spec.own_gates:
+            self.gate_proj = Linear(in_features, [spec.width], True, storage)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
         self.output_norm = Norm(spec.width, config.norm, storage) if spec.output_norm else None
         if spec.qk_norm is not None:
@@ -108,6 +112,7 @@ class Attention(AttentionHeads):
         if self.spec.keys_are_values and self.spec.source is None:
             for kind in ("weight", "bias") if self.spec.bias else ("weight",):
                 weights[f"{names['k']}.{kind}"] += weights.pop(f"{names['v']}.{kind}")
+        weights |= self._own_gates(prefix)
         weights |= self.o_proj.named_weights(f"{prefix}.o_proj")
         named = {"q_norm": self.q_norm, "k_norm": self.k_norm, "attn_sub_norm": self.output_norm}
         for name, norm in named.items():
@@ -121,6 +126,18 @@ class Attention(AttentionHeads):
         if self.relations is not None:
             weights |= self.relations.named_weights(prefix)
         return weights
+
+    def _own_gates(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of gates that are a product of their own; all elements of a head
+        have its bias."""
+        if self.gate_proj is None:
+            return {}
+        assert self.gate_proj.bias is not None, "it has one"
+        of_heads = self.gate_proj.bias.unflatten(0, (self.spec.num_heads, -1))
+        return {
+            f"{prefix}.gate_proj.weight": (self.gate_proj.weight,),
+            f"{prefix}.gate_bias": of_heads.unbind(1),
+        }
 
     def _with_gates(self, weights: NamedWeights, queries: str, gates: str) -> NamedWeights:
         """Returns the destinations of queries and gates under one name, each head's query and

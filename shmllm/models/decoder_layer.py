@@ -57,9 +57,10 @@ class DecoderLayer:
                 self.gates[name] = MLP(config.hidden_size, gate, storage.exact())
             return self.norms[name]
 
+        eps_before = names.eps_before or (None, None)
         eps_behind = names.eps_behind or (None, None)
 
-        self._before_mixer = norm(names.before_mixer)
+        self._before_mixer = norm(names.before_mixer, eps_before[0])
         self.mixer = None if mixer is None else make_mixer(config, layer, mixer, storage)
         self.laurel: Laurel | None = None
         own_scale = self.spec.mixed_scale
@@ -68,7 +69,7 @@ class DecoderLayer:
             self.laurel = Laurel(config, self.spec.laurel_rank, storage)
             self._mixed_scale *= SQRT_HALF
         self._after_mixer = norm(names.after_mixer, eps_behind[0])
-        self._before_mlp = norm(names.before_mlp)
+        self._before_mlp = norm(names.before_mlp, eps_before[1])
         self.mlp: FeedForward | None = None
         if mlp is not None:
             self.mlp = FEED_FORWARDS[type(mlp)].make(config, mlp, storage)

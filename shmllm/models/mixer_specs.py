@@ -55,17 +55,20 @@ Ahead = int | Reach | Encoded | None
 
 
 class Growth(NamedTuple):
-    """The factor of queries ``1 + rate * log(1 + floor((position + offset) / length))`` (Llama 4).
+    """The factor of queries ``1 + rate * log(1 + floor((position + offset) / length))`` (Llama 4),
+    times ``(1 + (position + offset) / length) ** power`` (Beam).
 
     Attributes:
         rate: the factor of the logarithm.
-        length: the number of positions that have the same factor.
+        length: the number of positions that have the same logarithm.
         offset: added to positions.
+        power: the exponent.
     """
 
     rate: float
     length: int
     offset: int = 0
+    power: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,8 @@ class AttentionSpec:
         gates_of_heads: whether there is a gate for each head, and not for each element of it.
         gates_apart: whether a checkpoint has the projection to the gates by itself, and not that of
             each head behind the head's query.
+        own_gates: whether the output is multiplied by sigmoids of gates, one for each element,
+            which a product of their own makes, with a bias for each head.
         value_norm: whether values have an RMSNorm over each head, without a weight.
         keys_are_values: whether a checkpoint has one projection for keys and values.
         source: the layer whose keys and values this one reads instead of its own, which it then has
@@ -156,6 +161,7 @@ class AttentionSpec:
     gate: Gate = "sigmoid"
     gates_of_heads: bool = False
     gates_apart: bool = False
+    own_gates: bool = False
     value_norm: bool = False
     keys_are_values: bool = False
     source: int | None = None
@@ -203,8 +209,8 @@ class AttentionSpec:
 
     @property
     def linear_widths(self) -> tuple[int, ...]:
-        """The widths of the outputs of the projections before the attention."""
-        return (self.in_width,)
+        """The widths of the outputs of the projections before the attention, and of its gates."""
+        return (self.in_width, self.width) if self.own_gates else (self.in_width,)
 
     @property
     def kv(self) -> KVHeads:

@@ -70,6 +70,8 @@ def _attend(ops: Ops, x: Tensor, residual: Tensor, attention: Attention) -> Tens
     if clip is not None:
         qkv = ops.clip(qkv, clip)
     out, scale = ops.attend(qkv, attention), attention.spec.output_scale
+    if attention.gate_proj is not None:
+        out = ops.open_heads(out, ops.linear(x, attention.gate_proj))
     if scale != 1:
         out = ops.scale(out, scale)
     if attention.output_norm is not None:

@@ -310,8 +310,8 @@ class LayerNorms:
         after_mlp: as `after_mixer`.
         of_sums: whether the norms behind mixer and MLP read the stream with the output added, and
             take the stream's place (Vaswani et al., 2017, section 3.1). There are no others then.
-        eps_behind: what the norms behind mixer and MLP add to the mean square; None: what other
-            norms add.
+        eps_before, eps_behind: what the norms before, and behind, mixer and MLP add to the mean
+            square; None: what other norms add.
         gated: those of the norms before mixer and MLP whose output is multiplied by a sigmoid of
             what an MLP without a gate, with SiLU, makes of it (A.X K2).
         gate_rank: the width of these MLPs' activation.
@@ -322,6 +322,7 @@ class LayerNorms:
     before_mlp: str | None = None
     after_mlp: str | None = None
     of_sums: bool = False
+    eps_before: tuple[float, float] | None = None
     eps_behind: tuple[float, float] | None = None
     gated: tuple[str, ...] = ()
     gate_rank: int = 0

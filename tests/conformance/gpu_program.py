@@ -212,6 +212,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | {"shared_intermediate_size": 96, "layer_rope_theta": [1e4, 0]},
     "granite_swa": {"sliding_window": 5, "layer_rope_theta": [0, 1e4]},
     "hy_v3": EXPERTS | {"head_dim": 16},
+    "beam": EXPERTS
+    | {"head_dim": 16, "n_group": 1, "topk_group": 1, "layer_types": LAYER_TYPES}
+    | {"mlp_layer_types": ["dense", "sparse"], "sliding_window": 5},
     "hy_v4": LATENT
     | GROUPS
     | INDEXER

@@ -131,10 +131,11 @@ class RopeWriteConformance:
         step.sin *= 1.5
         step.check(tolerances(dtype))
 
+    @pytest.mark.parametrize("power", [0.0, 0.3])
     @pytest.mark.parametrize("is_rotated", [False, True])
-    def test_queries_that_grow_with_their_position(self, draw, dtype, is_rotated):
+    def test_queries_that_grow_with_their_position(self, draw, dtype, is_rotated, power):
         step = Step(draw, dtype, 5, 4, 2, 24, has_norms=True)
-        step.growth = QueryGrowth(0.5, 10)
+        step.growth = QueryGrowth(0.5, 10, power=power)
         if not is_rotated:
             step.cos = step.sin = None
         step.check(tolerances(dtype))

@@ -299,6 +299,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_bias": True},
     ),
     "hy_v3": ("HYV3", ROUTER | {"head_dim": 16}),
+    "beam": (
+        "Beam",
+        ROUTER
+        | {"n_group": 4, "topk_group": 2, "head_dim": 16}
+        | {"sliding_window": 48, "num_hidden_layers": 5},
+    ),
     "hy_v4": (
         "HYV4",
         LATENT | INDEXER | {"indexer_types": ["full", "shared", "full"], "swiglu_limit": 2.0},
@@ -553,14 +559,14 @@ WITH_EXPERTS = (
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
     *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
-    *("aria", "axk1", "bailing_moe", "flint", "kolibri1"),
+    *("aria", "axk1", "bailing_moe", "beam", "flint", "kolibri1"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
     *("qwen3_next", "qwen3_5", "qwen3_5_moe", "bamba", "nemotron_h", "nemotron_3"),
     *("flex_olmo", "glm", "opt", "gptj", "helium"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "gemma3n", "gemma4"),
-    *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v4"),
+    *("beam", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hy_v4"),
     *("mistral4", "nanochat", "falcon_h1", "kimi_linear", "bailing_moe_v3", "lfm3", "lara_mini"),
     *("cohere2_moe", "granite_moe_swa", "granite_swa", "hy_v3", "mellum"),
     *("apertus", "cwm", "hyperclovax", "vaultgemma", "codegen", "gpt_neo", "phimoe", "dbrx"),

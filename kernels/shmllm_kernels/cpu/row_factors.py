@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from shmllm_kernels.cpu.functions import sigmoid, softplus
+from shmllm_kernels.cpu.functions import exp, sigmoid, softplus
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import float_of_word, floats, word
@@ -54,17 +54,21 @@ def _grow(operands, piece, thread, num_threads):
     rate, length, offset = (
         float_of_word(word(operands, 5)), word(operands, 6), word(operands, 7),
     )  # fmt: skip
+    power = float_of_word(word(operands, 8))
     begin, end = rows_of_piece(operands, piece, num_threads)
     for row in range(begin, end):
-        steps = np.float32((word(positions, row) + offset) // length + 1)
-        values, factor = floats(x + row * stride), np.float32(1.0) + rate * math.log(steps)
+        place, values = word(positions, row) + offset, floats(x + row * stride)
+        base = np.float32(1.0) + np.float32(place) / np.float32(length)
+        factor = np.float32(1.0) + rate * math.log(np.float32(place // length + 1))
+        factor *= exp(power * math.log(base))
         for i in range(width):
             values[i] *= factor
 
 
 GROW = Kernel(count_pieces, _grow)
-"""``x *= 1 + rate * log(1 + floor((position + offset) / length))``, in place.
+"""``x *= (1 + rate * log(1 + floor(place))) * (1 + place) ** power``, in place, with ``place =
+(position + offset) / length``.
 
 Operands: address of the number of rows; x, its stride in bytes, and the width of its rows;
-positions int64 [rows]; rate, a number from `word_of_float`; length; offset.
+positions int64 [rows]; rate, a number from `word_of_float`; length; offset; power, likewise.
 """

@@ -185,5 +185,7 @@ def normed_value(value, eps, HAS_NORM: tl.constexpr, DIM: tl.constexpr):
 @triton.jit
 def query_factor(position, growth):
     """Returns the factor of queries of some positions; see `QueryGrowth`."""
-    steps = (position + growth.offset) // growth.length
-    return 1.0 + growth.rate * tl.log(1.0 + steps.to(tl.float32))
+    place = position + growth.offset
+    steps, ratio = (place // growth.length).to(tl.float32), place.to(tl.float32) / growth.length
+    power = tl.exp(growth.power * tl.log(1.0 + ratio))
+    return power * (1.0 + growth.rate * tl.log(1.0 + steps))

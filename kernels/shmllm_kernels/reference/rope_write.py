@@ -52,16 +52,19 @@ class HeadNorms(NamedTuple):
 
 
 class QueryGrowth(NamedTuple):
-    """The factor of queries, ``1 + rate * log(1 + floor((position + offset) / length))`` (Llama 4).
+    """The factor of queries, ``1 + rate * log(1 + floor((position + offset) / length))`` (Llama 4),
+    times ``(1 + (position + offset) / length) ** power`` (Beam).
 
     rate: the factor of the logarithm.
-    length: the number of positions that have the same factor.
+    length: the number of positions that have the same logarithm.
     offset: added to positions.
+    power: the exponent.
     """
 
     rate: float
     length: int
     offset: int = 0
+    power: float = 0.0
 
 
 def rope_and_write(
@@ -135,7 +138,9 @@ def _write(
 
 def query_factors(positions: Tensor, growth: QueryGrowth) -> Tensor:
     """Returns the factor of the queries of each position, [tokens] float32."""
-    return 1 + growth.rate * torch.log1p(((positions + growth.offset) // growth.length).float())
+    places = positions + growth.offset
+    power = (1 + places / growth.length) ** growth.power
+    return power * (1 + growth.rate * torch.log1p((places // growth.length).float()))
 
 
 def to_float8(x: Tensor) -> Tensor:

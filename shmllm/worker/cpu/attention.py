@@ -77,7 +77,7 @@ def record_growth(
         growth: see `AttentionSpec`.
     """
     rows = [queries.data_ptr(), 4 * queries.shape[1], width]
-    factor = [word_of_float(growth.rate), growth.length, growth.offset]
+    factor = [word_of_float(growth.rate), growth.length, growth.offset, word_of_float(growth.power)]
     numbers = [inputs.positions.ctypes.data, *factor]
     program.record(GROW, [inputs.address_of("num_tokens"), *rows, *numbers], label="grow")
 

@@ -1064,6 +1064,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts_per_tok": 6, "sliding_window": 7, "layer_rope_theta": [50, 0, 1e4]},
     ),
     "hy-v3": ("hy_v3", EXPERTS | {"head_dim": 16}),
+    "beam": (
+        "beam",
+        EXPERTS
+        | {"num_hidden_layers": 7, "num_experts": 12, "n_group": 4, "topk_group": 2}
+        | {"sliding_window": 7, "head_dim": 16, "rms_norm_eps": 0.01, "num_experts_per_tok": 3},
+    ),
+    "beam-all-experts": (
+        "beam",
+        EXPERTS
+        | {"num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "attention_bias": True}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {"mlp_layer_types": ["sparse", "dense", "sparse"], "final_logit_softcapping": None}
+        | {"rope_parameters": {"sliding_attention": None, "full_attention": {"rope_theta": 1e3}}},
+    ),
     "hy-v4": (
         "hy_v4",
         STREAMS
@@ -1375,6 +1389,7 @@ VARIANTS_OF_ROUTERS = {
     "granite-moe-shared-none",
     "granite-moe-swa-all-experts",
     "hy-v3-all-experts",
+    "beam-all-experts",
     "hy-v4-all-experts",
     "mellum-all-experts",
     "hunyuan-moe-all-experts",
@@ -1482,6 +1497,7 @@ BFLOAT16 = [
     "granite-swa",
     "granite-moe-swa-all-experts",
     "hy-v3-all-experts",
+    "beam-all-experts",
     "hy-v4-all-experts",
     "llama4-all-experts",
     "mellum-all-experts",

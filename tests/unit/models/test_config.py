@@ -83,6 +83,7 @@ OTHERS = (
     "gemma4_unified",
     "helium",
     "kimi_linear",
+    "beam",
     "lara_mini",
     "lfm2",
     "lfm2_moe",

@@ -48,6 +48,8 @@ UNEQUAL = YARN | {
 OPTIONS: dict[str, dict[str, Any]] = {
     "afmoe": ROUTER | {"head_dim": 16},
     "aria": {"moe_num_experts": 5, "intermediate_size": 24},
+    "beam": ROUTER
+    | {"head_dim": 16, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse"]},
     "cohere2_moe": {"num_experts": 5, "num_experts_per_tok": 2, "num_shared_experts": 2}
     | {"head_dim": 16, "intermediate_size": 24},
     "phimoe": {"num_local_experts": 5, "router_jitter_noise": 0.3},
@@ -198,6 +200,9 @@ def test_routers_stay_float32_in_a_bfloat16_model(family: str, tmp_path: Path) -
             "'layer_rope_theta' must be a positive",
         ),
         ("granite_moe_swa", {"sliding_window": None}, "no sliding window is enabled"),
+        ("beam", {"rope_parameters": {"rope_theta": 1e4}}, "must have an object"),
+        ("beam", {"n_group": 2}, r"n_group \(2\) does not divide 5 experts"),
+        ("beam", {"num_experts_per_tok": 6}, r"num_experts_per_tok \(6\) is more than"),
         ("hy_v3", {"num_shared_experts": 0}, "'num_shared_experts' must be an integer of at least"),
         ("hy_v3", {"hidden_act": "gelu"}, "hidden_act 'gelu' are not supported"),
         (

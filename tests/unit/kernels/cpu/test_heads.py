@@ -213,15 +213,16 @@ def test_a_token_has_the_same_bits_in_any_step(case: Case) -> None:
     assert torch.equal(cache, sum((of_one for _, of_one in alone), torch.zeros_like(cache)))
 
 
-def test_queries_grow_with_their_position() -> None:
-    growth = QueryGrowth(0.5, 7, 1)
+@pytest.mark.parametrize("power", [0.0, 0.1])
+def test_queries_grow_with_their_position(power: float) -> None:
+    growth = QueryGrowth(0.5, 7, 1, power)
     queries, positions = torch.randn(40, 33), torch.arange(40) * 11
     rows, count = queries.clone(), np.array([40])
     program = KernelProgram(2)
     program.record(
         GROW,
         [count.ctypes.data, rows.data_ptr(), 4 * 33, 20, positions.data_ptr(),
-         word_of_float(growth.rate), growth.length, growth.offset],
+         word_of_float(growth.rate), growth.length, growth.offset, word_of_float(power)],
     )  # fmt: skip
     program.replay()
     assert torch.equal(rows[:, 20:], queries[:, 20:])
