@@ -37,7 +37,7 @@ QUICK = "exaone4"
 """Windows in three of four layers, which prompts exceed, and one without a rotation."""
 FAMILIES = ["flint", "modernbert-decoder"]
 RUNS = {
-    "beam", "bert",
+    "bert",
     "bert-generation", "ctrl",
     "electra", "emu3", "ernie",
     "fuyu",
