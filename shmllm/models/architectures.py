@@ -263,6 +263,7 @@ ARCHITECTURES: dict[str, str] = {
     "Step3p7ForConditionalGeneration": "step3p5",
     "T5EncoderModel": "t5_encoder",
     "T5ForConditionalGeneration": "t5",
+    "T5GemmaForConditionalGeneration": "t5gemma",
     "TeleChat2ForCausalLM": "telechat2",
     "TeleChat3ForCausalLM": "llama",
     "UMT5EncoderModel": "t5_encoder",

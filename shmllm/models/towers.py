@@ -36,7 +36,8 @@ from shmllm.models.audio.voxtral import Voxtral
 from shmllm.models.audio.whisper import Whisper, WhisperKeys
 from shmllm.models.layers import Storage
 from shmllm.models.text.bart import BartEncoder
-from shmllm.models.text.specs import BartTower, T5Tower, TextSpec
+from shmllm.models.text.gemma import GemmaEncoder
+from shmllm.models.text.specs import BartTower, GemmaTower, T5Tower, TextSpec
 from shmllm.models.text.t5 import T5Encoder
 from shmllm.models.tower import Tower
 from shmllm.models.vision.aya_vision import AyaVision
@@ -166,6 +167,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     MoonshineTower: Moonshine,
     ParakeetTower: Parakeet,
     BartTower: BartEncoder,
+    GemmaTower: GemmaEncoder,
     T5Tower: T5Encoder,
 }
 """By the type of a tower's spec: (the spec, the width of embeddings, storage) -> the tower."""

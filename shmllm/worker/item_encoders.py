@@ -172,8 +172,9 @@ def make_encoder(
         EngineStartError: the directory does not say how images are prepared.
     """
     if isinstance(spec, TextSpec):
-        assert isinstance(table, Tensor), "no format of an encoder-decoder packs it"
-        return TextEncoder(tower, table, send)
+        own = table if tower.table is None else tower.table
+        assert isinstance(own, Tensor), "no format of an encoder-decoder packs it"
+        return TextEncoder(tower, own, send)
     if isinstance(spec, AudioSpec):
         return SoundEncoder(tower, send)
     video = spec.video if modality == "video" else None

@@ -16,6 +16,7 @@ from support.determinism import said
 from support.encoder_texts import (
     LANGUAGES,
     LENGTH,
+    OF_GEMMA,
     RECIPES,
     make_classifier,
     make_encoder_decoder,
@@ -46,6 +47,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=1)
 _DRAW = np.random.default_rng(0)
 TEXTS: list[list[int]] = [_DRAW.integers(5, 290, n).tolist() for n in (1, 3, 17, 40, LENGTH)]
+
+
+CAPLESS = OF_GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 
 
 class Subject(NamedTuple):
@@ -98,6 +102,8 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, tmp_path: Path) ->
         ("t5", {"feed_forward_proj": "gated-silu", "layer_norm_epsilon": 1e-3}),
         ("t5", {"d_kv": 8, "num_heads": 6, "num_decoder_layers": None}),
         ("umt5", {"feed_forward_proj": "relu"}),
+        ("t5gemma", {"tie_word_embeddings": True, "decoder": CAPLESS | {"hidden_size": 64}}),
+        ("t5gemma", {"encoder": CAPLESS | {"attention_bias": True, "num_key_value_heads": 4}}),
     ],
     ids=str,
 )
@@ -110,7 +116,7 @@ def test_greedy_tokens_of_variants(tmp_path: Path, name: str, fields: dict[str, 
         assert output.outputs[0].token_ids == reference_tokens(model, text, begin, 10)
 
 
-@pytest.mark.parametrize("name", ["bart", slow("m2m_100"), slow("t5")])
+@pytest.mark.parametrize("name", ["bart", slow("m2m_100"), slow("t5"), slow("t5gemma")])
 @pytest.mark.parametrize(
     "variant",
     [

@@ -48,6 +48,25 @@ _OF_T5: dict[str, Any] = {
     "decoder_start_token_id": 0,
     "n_positions": LENGTH,
 }
+OF_GEMMA: dict[str, Any] = {
+    "vocab_size": NUM_TOKENS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 3.0,
+    "max_position_embeddings": LENGTH,
+    "sliding_window": LENGTH,
+}
+_OF_T5GEMMA = {
+    "encoder": OF_GEMMA | {"hidden_size": 48, "num_hidden_layers": 2, "sliding_window": 7},
+    "decoder": OF_GEMMA,
+    "decoder_start_token_id": 2,
+    "tie_word_embeddings": False,  # random models that are tied repeat themselves
+}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("bart", _OF_BART),
     "mbart": ("mbart", _OF_BART | {"scale_embedding": True}),
@@ -58,6 +77,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5 v1.1": ("t5", _OF_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "mt5": ("mt5", _OF_T5),
     "umt5": ("umt5", _OF_T5),
+    "t5gemma": ("t5gemma", _OF_T5GEMMA),
 }
 """By name, the type of a model and fields of its configuration."""
 POST_NORM = {"bart", "marian"}
@@ -85,7 +105,8 @@ def _make(directory: Path, name: str, kind_of_model: Any, fields: dict[str, Any]
     torch.manual_seed(11)
     kind, recipe = RECIPES[name]
     config = transformers.AutoConfig.for_model(kind, vocab_size=NUM_TOKENS, **{**recipe, **fields})
-    model = kind_of_model.from_config(config).eval()
+    # Other kinds of attention leave the caps of scores out.
+    model = kind_of_model.from_config(config, attn_implementation="eager").eval()
     draw_weights(model, 1.0)
     with torch.no_grad():
         for key, weight in model.named_parameters():

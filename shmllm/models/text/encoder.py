@@ -14,7 +14,13 @@ ENCODER = "encoder."
 
 
 class Encoder(Tower):
-    """The encoder of a decoder's texts, which computes several at a time."""
+    """The encoder of a decoder's texts, which computes several at a time.
+
+    Attributes:
+        table: [vocab, hidden], the embeddings of tokens; None: those of the decoder.
+    """
+
+    table: Tensor | None = None
 
     unused: tuple[str, ...] = (f"{ENCODER}embed_tokens.",)
 

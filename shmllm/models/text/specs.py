@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from shmllm.models.bias_specs import DistanceBiases
 from shmllm.models.fields import Fields
+from shmllm.models.rope_config import RopeConfig
 from shmllm.models.sinusoid_kinds import SinusoidKind
 from shmllm.models.specs import MLPSpec
 from shmllm.models.vision.grids import Grid
@@ -122,6 +123,37 @@ class T5Tower(TextTower):
     eps: float
     biases: DistanceBiases
     shares_biases: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaTower(TextTower):
+    """The encoder of T5Gemma: RMSNorms of (1 + weight) before and behind attention and MLP, rotated
+    queries and keys, and a table of embeddings of its own.
+
+    Attributes:
+        vocab_size: the number of tokens in that table.
+        num_kv_heads: the number of key heads.
+        scale, soft_cap, rope: see `AttentionSpec`.
+        windows: of each layer, how far from its own position a token attends; None: to all.
+        eps: of the norms.
+        has_bias: whether the projections of attention have a bias.
+        keys_have_bias: whether those of the decoder's keys and values have one.
+    """
+
+    vocab_size: int
+    num_kv_heads: int
+    scale: float
+    soft_cap: float | None
+    rope: RopeConfig
+    windows: tuple[int | None, ...]
+    eps: float
+    has_bias: bool
+    keys_have_bias: bool
+
+    @property
+    def num_elements(self) -> int:
+        """About the number of its parameters."""
+        return super(GemmaTower, self).num_elements + self.vocab_size * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True)
