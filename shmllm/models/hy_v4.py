@@ -1,5 +1,5 @@
 """Hunyuan 4 (HY V4): GLM-5's attention with sinks and gates, DeepSeek-V3's experts with bounds, and
-several residual streams that layers read a sum of."""
+several residual streams that layers read a sum of. Images of HY V4 VL are not computed."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights
 
 MOST_STREAMS = 8
+_ROPE, _OF_AXES = "rope_parameters", ("mrope_section", "mrope_interleaved")
 
 _NAMES = {
     ".self_attn.g_proj.": ".self_attn.linear_gate.",
@@ -49,7 +50,7 @@ _IN_OTHER_FILES = _NAMES | {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    fields = fields.null_as_false("norm_topk_prob")
+    fields = _of_text(fields.null_as_false("norm_topk_prob"))
     positions, norm = read_positions(fields, 262_144), read_norm(fields, default=1e-5)
     # A kind of layers, by which transformers chooses masks and a cache.
     read_layer_types(fields, read_num_layers(fields), ("indexed_attention",))
@@ -71,11 +72,24 @@ def configure(fields: Fields) -> ModelConfig:
     )
 
 
+def _of_text(fields: Fields) -> Fields:
+    """Returns the fields of a model whose images are not computed: positions of text are the same
+    on the three axes that its rotation has."""
+    if fields.whole is fields:
+        return fields
+    fields = fields.with_defaults({"q_lora_rank": 2048, "index_n_heads": 32})
+    rope = {name: value for name, value in fields.table(_ROPE).items() if name not in _OF_AXES}
+    return fields.with_values(fields.values | ({_ROPE: rope} if rope else {}))
+
+
 def _read_attention(fields: Fields, positions: int, norm_eps: float) -> LatentAttentionSpec:
+    sees_images = fields.whole is not fields  # and neighbours rotate together then
     attention = read_latent_attention(
-        fields, positions, interleaved=False, nope_dim=192, value_dim=256
+        fields, positions, interleaved=sees_images, nope_dim=192, value_dim=256
     )
-    attention = with_indexer(fields, positions, attention, num_heads=16)
+    attention = with_indexer(fields, positions, attention, num_heads=16, interleaved=sees_images)
+    if sees_images:
+        attention = replace(attention, norm_eps=norm_eps)
     assert attention.indexer is not None, "it was added"
     last = attention.rope_dim if attention.indexer.head_dim > attention.rope_dim else 0
     indexer = replace(attention.indexer, rotates_last=last, norm_eps=norm_eps)

@@ -16,9 +16,6 @@ from shmllm.models.matrices import Matrix, MixedMatrix, joined
 from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.models.specs import NormSpec
 
-NORM = NormSpec(eps=1e-6)
-"""The norms of latents have this eps in all families, whatever that of the other norms is."""
-
 
 class LatentAttention:
     """The weights of one layer's latent attention.
@@ -45,14 +42,14 @@ class LatentAttention:
     ) -> None:
         self.layer = layer
         self.spec = spec
-        hidden, rank = config.hidden_size, spec.query_rank
+        hidden, rank, norm = config.hidden_size, spec.query_rank, NormSpec(eps=spec.norm_eps)
         self.in_proj = Linear(hidden, spec.first_widths, spec.bias, storage)
-        self.query_norm = None if rank is None else Norm(rank, NORM, storage)
+        self.query_norm = None if rank is None else Norm(rank, norm, storage)
         self.query_up: Linear | None = None
         if spec.projects_queries:
             read = spec.joined_rank or rank or hidden
             self.query_up = Linear(read, spec.up_widths, False, storage)
-        self.kv_norm = Norm(spec.rank, NORM, storage)
+        self.kv_norm = Norm(spec.rank, norm, storage)
         self.key_up = storage.tensor(spec.num_heads, spec.rank, spec.nope_dim)
         self.value_up = storage.tensor(spec.num_heads, spec.value_dim, spec.rank)
         self.indexer: Indexer | None = None

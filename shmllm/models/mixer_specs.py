@@ -236,6 +236,8 @@ class LatentAttentionSpec:
         scale: the factor of the scores.
         bias: whether the projections to `query_rank`, to the latent, and of the output have a bias.
             Queries have none.
+        norm_eps: the eps of the norms of latents and of `query_rank`, which is that of other norms
+            in few families.
         growth, sinks: see `AttentionSpec`.
         gated: whether the output of each head is multiplied by the sigmoid of a gate, a projection
             of the hidden state without a bias.
@@ -257,6 +259,7 @@ class LatentAttentionSpec:
     rope: RopeConfig
     scale: float
     bias: bool = False
+    norm_eps: float = 1e-6
     growth: Growth | None = None
     sinks: bool = False
     gated: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from support import lora_adapters
 from support.model_helpers import (
@@ -18,7 +19,7 @@ from support.model_helpers import (
     reference_model,
     save,
 )
-from support.reference_models import INDEXER
+from support.reference_models import INDEXER, draw_weights
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
@@ -75,6 +76,25 @@ def test_an_update_has_the_names_of_transformers_modules(made: tuple[Any, Path])
     model.load_weights(pair for pair in reference.named_buffers() if "correction" in pair[0])
     assert not model.missing
     assert torch.equal(our_logits(model, TOKENS), expected)
+
+
+def test_the_language_model_of_one_that_sees_images_equals_transformers(
+    made: tuple[Any, Path], tmp_path: Path
+) -> None:
+    """Its neighbours rotate together, and norms of latents have the eps of others."""
+    own = {"model_type", "architectures", "transformers_version", "head_dim"}
+    fields = {name: value for name, value in made[0].config.to_dict().items() if name not in own}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.HYV4VLConfig(
+        text_config=fields | {"rope_parameters": rope, "rms_norm_eps": 0.1},
+        vision_config=vision | {"num_attention_heads": 2, "out_hidden_size": 48},
+    )
+    torch.manual_seed(3)
+    model = transformers.HYV4VLForConditionalGeneration(config).eval()
+    draw_weights(model)
+    found = our_logits(load(save(model, tmp_path)), TOKENS)
+    assert_logits_close(found, reference_logits(model, TOKENS), 1e-4)
 
 
 def test_adapters_equal_merged_weights(made: tuple[Any, Path], tmp_path: Path) -> None:
