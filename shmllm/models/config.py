@@ -237,6 +237,12 @@ class ModelConfig(ItemTowers):
         return 0 if self.connections is None else self.connections.num_streams * self.hidden_size
 
     @property
+    def scales_stream(self) -> bool:
+        """Whether the residual stream is a multiple, which differs by layer, of what the family
+        has in its place."""
+        return any(layer.norms.eps_before is not None for layer in self.layers)
+
+    @property
     def has_streams(self) -> bool:
         """Whether there are several residual streams, of either kind."""
         return self.altup is not None or self.connections is not None

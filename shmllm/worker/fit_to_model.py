@@ -81,10 +81,10 @@ def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
             f"the head {directory} drafts at most {most} tokens: set num_speculative_tokens "
             f"(--draft-tokens) to that, or to less, and not to {options.most_drafted}"
         )
-    if model.has_streams or reads_embeds(model):
+    if model.has_streams or model.scales_stream or reads_embeds(model):
         raise EngineStartError(
             f"method {options.method!r} is not possible for {model.architecture}, which has "
-            "several residual streams, or branches beside one"
+            "several residual streams, branches beside one, or one that grows by layer"
         )
     levels = head.drafting.levels_of(model.num_layers)
     if not all(0 <= level <= model.num_layers for level in levels):
