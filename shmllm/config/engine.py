@@ -39,10 +39,6 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 WaitPolicyName = Literal["latency", "balanced", "idle"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
-GRAMMAR_STEP_ITEMS = 5_000
-"""The limit of the grammar parser's work for one token, in parser items: about 50 ms. JSON schemas
-need a few hundred items; an ambiguous grammar, such as `root ::= root root | "a"`, needs any
-number."""
 UNLIMITED_LOGPROBS = -1
 
 

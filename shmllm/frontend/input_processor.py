@@ -70,9 +70,11 @@ class PreparedRequest:
         seed = unseeded if self.params.seed is None else self.params.seed
         return replace(self.submitted, number=number, seed=seed)
 
-    def with_tokens(self, token_ids: list[int]) -> PreparedRequest:
-        """The same request with other prompt tokens."""
-        return replace(self, submitted=replace(self.submitted, prompt_token_ids=token_ids))
+    def continued(self, token_ids: list[int], params: SamplingParams) -> PreparedRequest:
+        """The same request with tokens behind its prompt, and with parameters that are checked and
+        have no constraints to encode."""
+        submitted = replace(self.submitted, prompt_token_ids=token_ids, params=params, grammar="")
+        return replace(self, params=params, submitted=submitted)
 
     def children(self) -> list[PreparedRequest]:
         """One request for each of the `n` completions.

@@ -295,7 +295,8 @@ class LLM(EngineControls, PoolingCalls, TranscriptionCalls):
         Args:
             prompts, priority, lora_request: as for `generate`; no prompt has embeddings.
             params: the parameters of all searches.
-            use_tqdm: accepted for compatibility; no progress is shown.
+            use_tqdm: whether a bar shows how many tokens the sequences have, or a function that
+                makes one.
             concurrency_limit: how many prompts are searched at a time; None means all at once.
 
         Returns:
@@ -308,7 +309,8 @@ class LLM(EngineControls, PoolingCalls, TranscriptionCalls):
         search = BeamSearch(self.front_end, params)
         requests = search.prepare(as_list(prompts))
         self._set_adapters(requests, lora_request)
-        return search.run(set_priorities(requests, priority, self.facts), concurrency_limit)
+        requests = set_priorities(requests, priority, self.facts)
+        return search.run(requests, concurrency_limit, use_tqdm)
 
     @property
     def llm_engine(self) -> EngineView:

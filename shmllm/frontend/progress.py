@@ -1,12 +1,13 @@
 """Progress bars on stderr: BatchProgress for requests that generate tokens, TextProgress for texts
-that are only read, PartProgress for parts of sounds; and CallersProgress for a bar of the caller's
+that are only read, CountProgress for other things; and CallersProgress for a bar of the caller's
 own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -247,22 +248,47 @@ class TextProgress(_Progress):
         return f"{self._texts / elapsed_s:,.0f} texts/s, {self._tokens / elapsed_s:,.0f} tokens/s"
 
 
-class PartProgress(_Progress):
-    """Shows how many parts of sounds have their transcripts, and how many do in a second.
+class CountProgress(_Progress):
+    """Shows how many things are done, and how many in a second.
 
     Args:
-        total: the number of parts.
+        total: the number of things.
         enabled: False shows nothing.
+        label: what happens to them.
+        unit: their name, in the plural.
     """
 
-    def __init__(self, total: int, enabled: bool) -> None:
-        super().__init__(total, enabled, label="transcribing")
+    def __init__(self, total: int, enabled: bool, *, label: str, unit: str) -> None:
+        super().__init__(total, enabled, label=label)
+        self._unit = unit
 
     def add(self, count: int) -> None:
-        """Count parts that have their transcripts now."""
+        """Count things that are done now."""
         if self._bar is not None:
             self._done += count
             self._refresh_if_due()
 
     def _rates(self, elapsed_s: float) -> str:
-        return f"{self._done / elapsed_s:,.1f} parts/s"
+        return f"{self._done / elapsed_s:,.1f} {self._unit}/s"
+
+
+@contextmanager
+def shown_count(
+    total: int, shown: Shown, *, label: str, unit: str
+) -> Iterator[Callable[[int], object]]:
+    """Shows a bar, of ours or the caller's, that counts things. Yields what adds to it.
+
+    Args:
+        total: the number of things.
+        shown: see `Shown`.
+        label, unit: see `CountProgress`; a bar of the caller's gets the label as its `desc`.
+    """
+    if callable(shown):
+        bar = shown(total=total, desc=label)
+        try:
+            yield bar.update
+        finally:
+            bar.close()
+        return
+    with CountProgress(total, bool(shown and total), label=label, unit=unit) as progress:
+        yield progress.add

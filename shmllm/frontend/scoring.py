@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from shmllm.errors import RequestError
@@ -58,13 +57,8 @@ def prepare(
         behind = ids[-1:] if len(ids) == info.max_model_len else []
         scored = ids[: len(ids) - len(behind)]
         check_token_ids(f"prompt {index} with its completion", scored, info, 1)
-        found.append(_with_params(request.with_tokens(scored), _params(behind)))
+        found.append(request.continued(scored, _params(behind)))
     return found
-
-
-def _with_params(request: PreparedRequest, params: SamplingParams) -> PreparedRequest:
-    """The same request with other parameters. What else the engine gets, such as items, remains."""
-    return replace(request, params=params, submitted=replace(request.submitted, params=params))
 
 
 def _params(behind: list[int] | None = None) -> SamplingParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from shmllm.outputs.logprobs import Logprob
 
@@ -17,9 +18,10 @@ class BeamSearchSequence:
             considered at this position to their log-probabilities.
         cum_logprob: the sum of the log-probabilities of the generated tokens.
         text: the text of prompt and continuation. The search sets it when it ends.
-        finish_reason: "stop" (an end-of-sequence token), "length", "abort" or "error".
+        finish_reason: "stop" (an end-of-sequence token, or a structured output that is complete),
+            "length", "abort" or "error" (also if no token is allowed).
         stop_reason: always None; the field exists for programs that were written for vLLM.
-        lora_request: always None, for the same reason.
+        lora_request: the adapter of the prompt; None without one.
     """
 
     tokens: list[int]
@@ -28,7 +30,7 @@ class BeamSearchSequence:
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: None = None
-    lora_request: None = None
+    lora_request: Any = None
 
 
 @dataclass

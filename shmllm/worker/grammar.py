@@ -13,9 +13,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from shmllm.config.engine import GRAMMAR_STEP_ITEMS
 from shmllm.core.constraint import Constraint
-from shmllm.errors import RequestError
+from shmllm.formats.grammars import compile_grammar, first_line, load_grammar_tokenizer
 from shmllm.outputs.columns import FinishReason
 from shmllm.worker.background import BackgroundThread
 
@@ -52,7 +51,7 @@ class GrammarMatcher:
             return FinishReason.NONE
         if is_consumed and not matcher.is_error():  # a matcher in error accepts the end token, too
             return FinishReason.STOP
-        problem = _first_line(matcher.get_error())
+        problem = first_line(matcher.get_error())
         if DOES_NOT_FIT in problem:
             problem = (
                 "the other parameters (allowed_token_ids, bad_words, logit_bias, min_tokens) "
@@ -60,10 +59,6 @@ class GrammarMatcher:
             )
         self.error = f"the structured output cannot go on: {problem}"
         return FinishReason.ERROR
-
-
-def _first_line(message: str) -> str:
-    return message.split("\n", 1)[0]
 
 
 class GrammarCompiler:
@@ -103,31 +98,9 @@ class GrammarCompiler:
         return future
 
     def _compile(self, text: str) -> Callable[[], Constraint]:
-        from llguidance import LLMatcher, LLParserLimits
-
         if self._tokenizer is None:
-            self._tokenizer = self._load_tokenizer()
+            self._tokenizer = load_grammar_tokenizer(self._directory, self._eos_token_ids)
             self.vocab_size = self._tokenizer.vocab_size
-        limits = LLParserLimits(verbose_errors=False, step_max_items=GRAMMAR_STEP_ITEMS)
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+        matcher = compile_grammar(self._tokenizer, text)
         self.num_compiled += 1
-        if matcher.is_error():
-            problem = _first_line(matcher.get_error())
-            raise RequestError(f"structured_outputs cannot be compiled: {problem}")
         return lambda: GrammarMatcher(matcher.deep_copy())
-
-    def _load_tokenizer(self) -> Any:
-        """Read the tokenizer. llguidance holds the GIL meanwhile, so that no other thread runs."""
-        from llguidance import LLTokenizer
-
-        from shmllm.formats.tokenizer_files import file_or_text
-
-        try:
-            return LLTokenizer(file_or_text(self._directory), eos_token=self._eos_token_ids or None)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # its Rust code may panic, which is no Exception
-            raise RequestError(
-                f"structured_outputs cannot use the tokenizer of {self._directory}: "
-                f"{_first_line(str(error))}"
-            ) from error

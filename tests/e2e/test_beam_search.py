@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from support.one_thread import one_thread
 from support.reference_models import make_model
 
-from shmllm import LLM, BeamSearchParams, RequestError
+from shmllm import LLM, BeamSearchParams, RequestError, StructuredOutputsParams
+from shmllm.frontend.beam_search import score_of
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -35,16 +37,20 @@ def plain_beam_search(
     model: Any, prompt: list[int], params: BeamSearchParams, end_id: int
 ) -> list[tuple[list[int], float]]:
     """Beam search by vLLM's definition: [(tokens, score)], best first."""
+    allowed = params.allowed_token_ids
 
     def score(tokens: list[int], total: float) -> float:
-        length = len(tokens) - (tokens[-1] == end_id)
-        return total / length**params.length_penalty
+        return total / (len(tokens) - len(prompt)) ** params.length_penalty if total else 0.0
 
     beams, completed = [(prompt, 0.0)], []
     for _ in range(params.max_tokens):
         found = []
         for tokens, total in beams:
-            values, ids = next_logprobs(model, tokens).topk(2 * params.beam_width)
+            logprobs = next_logprobs(model, tokens)
+            values, ids = logprobs.topk(2 * params.beam_width)
+            if allowed is not None:
+                ids = torch.tensor(sorted(set(allowed)))
+                values = logprobs[ids]
             for value, token in zip(values.tolist(), ids.tolist(), strict=True):
                 successor = ([*tokens, token], total + value)
                 is_end = token == end_id and not params.ignore_eos
@@ -78,9 +84,8 @@ def test_equals_transformers_where_no_sequence_ends(
                 output_scores=True,
             )
         assert [sequence.tokens for sequence in output.sequences] == wanted.sequences.tolist()
-        # transformers divides by the number of generated tokens, vLLM by that of all.
-        totals = [sequence.cum_logprob / 8 for sequence in output.sequences]
-        assert totals == pytest.approx(wanted.sequences_scores.tolist(), abs=1e-4)
+        scores = [score_of(sequence, 1.0) for sequence in output.sequences]
+        assert scores == pytest.approx(wanted.sequences_scores.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
@@ -114,6 +119,93 @@ def test_equals_the_definition_also_where_sequences_end(
             some_end |= ends
             assert len(sequence.logprobs) == len(sequence.tokens) - len(prompt)
     assert some_end or ignore_eos or length_penalty > 0
+
+
+@pytest.mark.parametrize("count", [5, 300])
+def test_only_allowed_tokens_are_generated_with_the_scores_of_all(
+    model: tuple[Any, Path], count: int
+) -> None:
+    """Of up to 128 allowed tokens all are scored; of more, those among the likeliest."""
+    reference, directory = model
+    likely = next_logprobs(reference, PROMPTS[0]).topk(600).indices[::2].tolist()
+    params = BeamSearchParams(3, 4, ignore_eos=True, allowed_token_ids=[*likely[:count], likely[0]])
+    with LLM(str(directory), multiprocess=False, max_logprobs=-1, **OPTIONS) as llm:
+        (output,) = llm.beam_search([PROMPTS[0]], params)
+    wanted = plain_beam_search(reference, PROMPTS[0], params, -1)
+    found = [(sequence.tokens, sequence.cum_logprob / 4) for sequence in output.sequences]
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
+    assert [score for _, score in found] == pytest.approx([s for _, s in wanted], abs=1e-4)
+
+
+def test_of_many_allowed_tokens_that_are_all_unlikely_the_likeliest_is_taken(
+    model: tuple[Any, Path],
+) -> None:
+    reference, directory = model
+    rare = (-next_logprobs(reference, PROMPTS[0])).topk(300).indices.tolist()
+    params = BeamSearchParams(2, 1, ignore_eos=True, allowed_token_ids=rare)
+    with LLM(str(directory), multiprocess=False, **OPTIONS) as llm:
+        (output,) = llm.beam_search([PROMPTS[0]], params)
+    (sequence,) = output.sequences
+    assert sequence.tokens == [*PROMPTS[0], rare[-1]]
+
+
+CHOICES = ["def f", "def go", "class", "import os", "x"]
+
+
+def test_a_structured_output_is_the_best_of_all_that_match() -> None:
+    """A beam as wide as the number of choices finds all, with the scores that each has alone."""
+    params = BeamSearchParams(
+        8, 12, structured_outputs=StructuredOutputsParams(choice=CHOICES), length_penalty=0.0
+    )
+    with LLM(multiprocess=False, **OPTIONS) as llm:
+        (output,) = llm.beam_search(["\n"], params)
+        texts = [sequence.text.removeprefix("\n") for sequence in output.sequences]
+        assert {sequence.finish_reason for sequence in output.sequences} == {"stop"}
+        assert set(texts) == set(CHOICES)
+        for sequence in output.sequences:
+            prompt = sequence.tokens[: -len(sequence.logprobs)]
+            (scored,) = llm.score_tokens([prompt], [sequence.tokens[len(prompt) :]])
+            assert sum(scored) == pytest.approx(sequence.cum_logprob, abs=1e-3)
+        scores = [sequence.cum_logprob for sequence in output.sequences]
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_json_of_beams_is_valid_and_uncommon_tokens_are_found() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"size": {"type": "integer"}, "name": {"type": "string", "maxLength": 4}},
+        "required": ["size", "name"],
+        "additionalProperties": False,
+    }
+    params = BeamSearchParams(
+        2, 60, structured_outputs={"json": schema, "disable_any_whitespace": True}
+    )
+    with LLM(**OPTIONS) as llm:
+        outputs = llm.beam_search(["a = ", "import os\n"], params, concurrency_limit=1)
+    for output, prompt in zip(outputs, ["a = ", "import os\n"], strict=True):
+        ended = [s for s in output.sequences if s.finish_reason == "stop"]
+        assert ended
+        for sequence in ended:
+            assert set(json.loads(sequence.text.removeprefix(prompt))) == {"size", "name"}
+
+
+def test_progress_counts_the_tokens_of_sequences() -> None:
+    class Bar:
+        def __init__(self, total: int, desc: str) -> None:
+            self.total, self.desc, self.done, self.is_closed = total, desc, 0, False
+            bars.append(self)
+
+        def update(self, count: int) -> None:
+            self.done += count
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    bars: list[Bar] = []
+    with LLM(multiprocess=False, **OPTIONS) as llm:
+        llm.beam_search(["a", "b", "c"], BeamSearchParams(2, 5), use_tqdm=Bar, concurrency_limit=2)
+    (bar,) = bars
+    assert (bar.total, bar.done, bar.is_closed) == (10, 10, True)
 
 
 def test_text_and_the_end_of_the_context() -> None:
@@ -150,6 +242,10 @@ def test_bad_searches_are_refused_and_the_engine_lives() -> None:
             llm.beam_search(["a"], {"beam_width": 2})  # type: ignore[arg-type]
         with pytest.raises(RequestError, match="not prompt_embeds"):
             llm.beam_search({"prompt_embeds": torch.zeros(2, 256)}, BeamSearchParams(2, 2))
+        with pytest.raises(RequestError, match="allowed_token_ids has 10000000"):
+            llm.beam_search(["a"], BeamSearchParams(2, 2, allowed_token_ids=[10_000_000]))
+        with pytest.raises(RequestError, match=r"structured_outputs\.regex"):
+            llm.beam_search(["a"], BeamSearchParams(2, 2, structured_outputs={"regex": "("}))
         with pytest.raises(RequestError, match="empty"):
             llm.beam_search([""], BeamSearchParams(2, 2))
         assert len(llm.beam_search(["a", "b"], BeamSearchParams(1, 2))) == 2
@@ -167,6 +263,8 @@ def test_bad_searches_are_refused_and_the_engine_lives() -> None:
         ({"temperature": 3}, "temperature must be a number from 0 to 2, got 3"),
         ({"length_penalty": "long"}, "length_penalty must be a number, got 'long'"),
         ({"ignore_eos": 1}, "ignore_eos must be True or False, got 1"),
+        ({"allowed_token_ids": []}, "allowed_token_ids must be None or a non-empty list"),
+        ({"structured_outputs": "json"}, "structured_outputs must be None, a StructuredOutputs"),
     ],
 )
 def test_parameters_out_of_range_name_the_field(options: dict[str, Any], message: str) -> None:

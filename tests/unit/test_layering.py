@@ -47,7 +47,7 @@ RULES = {
     "shmllm.params": Rule("errors outputs"),
     "shmllm.sigbus": Rule("errors", lazy_packages="numpy"),
     "shmllm.formats": Rule(
-        "errors sigbus", packages="numpy tokenizers", lazy_packages="transformers"
+        "errors sigbus", packages="numpy tokenizers", lazy_packages="llguidance transformers"
     ),
     "shmllm.outputs": Rule(packages="numpy", lazy_packages="torch"),
     "shmllm.tracing": Rule(),

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from shmllm.config.engine import GRAMMAR_STEP_ITEMS
 from shmllm.errors import RequestError
+from shmllm.formats.grammars import new_matcher
 from shmllm.frontend.constraints import structural_tag
 from shmllm.frontend.constraints.ebnf import to_lark
 from shmllm.frontend.constraints.json_limits import (
@@ -33,6 +33,8 @@ from shmllm.frontend.constraints.json_schema import (
 from shmllm.frontend.constraints.pattern_properties import remove_covered_patterns
 from shmllm.frontend.constraints.regex import to_library, to_library_classes
 from shmllm.params.structured_outputs import StructuredOutputsParams
+
+T = TypeVar("T")
 
 MAX_CHECKED = 256
 HEADER = '%llguidance {"no_forcing": true}\n'
@@ -236,7 +238,10 @@ def _checked(kind: str, lark: str) -> str:
     """The grammar with its header, if llguidance can enforce it."""
     _library()
     grammar = HEADER + lark
-    problem = _on_a_large_stack(lambda: _compile_for_bytes(grammar))
+    try:
+        problem = on_a_large_stack(lambda: _compile_for_bytes(grammar))
+    except TimeoutError as error:
+        problem = str(error)
     if problem:
         raise RequestError(f"structured_outputs.{kind}: {_reason(problem)}")
     return grammar
@@ -250,19 +255,22 @@ def _library() -> Any:
     return llguidance._lib
 
 
-def _on_a_large_stack(function: Callable[[], str]) -> str:
-    """Call `function` in a thread with STACK_BYTES of stack. Returns its result, or an error
-    message after TIMEOUT_S.
+def on_a_large_stack(function: Callable[[], T]) -> T:
+    """Calls `function` in a thread with STACK_BYTES of stack, and returns its result.
 
     The thread is a daemon, so that the program can exit even if llguidance does not terminate.
+
+    Raises:
+        TimeoutError: the function has not ended within TIMEOUT_S.
     """
-    outcome: list[str | BaseException] = []
+    outcome: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             outcome.append(function())
         except BaseException as error:
-            outcome.append(error)
+            errors.append(error)
 
     thread = threading.Thread(target=run, name="shmllm-grammar-check", daemon=True)
     with _stack_size_lock:
@@ -272,10 +280,10 @@ def _on_a_large_stack(function: Callable[[], str]) -> str:
         finally:
             threading.stack_size(before)
     thread.join(TIMEOUT_S)
+    if errors:
+        raise errors[0]
     if not outcome:
-        return f"its check did not end within {TIMEOUT_S:.0f} s: it is too large"
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
+        raise TimeoutError(f"its check did not end within {TIMEOUT_S:.0f} s: it is too large")
     return outcome[0]
 
 
@@ -291,17 +299,16 @@ def _compile_for_bytes(grammar: str) -> str:
     Returns:
         The error message; empty if the grammar is valid.
     """
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher
 
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_wrong or messages:
         # Warnings are about names of tokens, which only the engine can check.
         return messages[0] if is_wrong else ""
-    limits = LLParserLimits(verbose_errors=False, step_max_items=GRAMMAR_STEP_ITEMS)
-    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
+    matcher = new_matcher(_byte_tokenizer(), grammar)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    return matcher.get_error()
+    return str(matcher.get_error())
 
 
 _PREFIX = re.compile(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.progress import PartProgress, Shown
+from shmllm.frontend.progress import Shown, shown_count
 from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.transcription.asker import MOST_SECONDS, Asker
@@ -93,7 +92,8 @@ class TranscriptionCalls:
             write = partial(self._ask, question, language, task)
             most_seconds = min(most_seconds, MOST_SECONDS)
         opened = self._opened(sounds, language, most_seconds)
-        with _shown(sum(len(each.parts) for each in opened), use_tqdm) as on_done:
+        total = sum(len(each.parts) for each in opened)
+        with shown_count(total, use_tqdm, label="transcribing", unit="parts") as on_done:
             write(opened, on_done)
         return [_joined(each) for each in opened]
 
@@ -208,20 +208,6 @@ class _Counter:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-@contextmanager
-def _shown(total: int, shown: Shown) -> Iterator[OnDone]:
-    """Show a bar of so many parts; yields what adds to it."""
-    if callable(shown):
-        bar = shown(total=total, desc="transcribing")
-        try:
-            yield bar.update
-        finally:
-            bar.close()
-        return
-    with PartProgress(total, bool(shown and total)) as progress:
-        yield progress.add
 
 
 def _joined(sound: _Sound) -> Transcript:

@@ -13,7 +13,7 @@ from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.outputs.transcription import Segment
 from shmllm.params.sampling import SamplingParams
 
-OnDone = Callable[[int], None]
+OnDone = Callable[[int], object]
 Generate = Callable[[list[Prompt], list[SamplingParams], OnDone], list[RequestOutput]]
 ABORTED = "the engine aborted a request"
 AT_ONCE = 256

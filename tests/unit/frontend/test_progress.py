@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from shmllm.frontend.progress import BatchProgress, PartProgress, TextProgress
+from shmllm.frontend.progress import BatchProgress, TextProgress, shown_count
 from shmllm.outputs.pooling import PoolingRequestOutput
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 
@@ -49,9 +49,9 @@ def test_texts_are_counted(capsys):
     assert "tokens/s" in message
 
 
-def test_parts_of_sounds_are_counted(capsys):
-    with PartProgress(5, True) as progress:
-        progress.add(3)
+def test_other_things_are_counted(capsys):
+    with shown_count(5, True, label="transcribing", unit="parts") as add:
+        add(3)
     message = capsys.readouterr().err
     assert message.startswith("transcribing ")
     assert "3/5" in message
