@@ -64,9 +64,9 @@ def _type_of(each: Option) -> click.ParamType[Any]:
             return click.Choice(values)
         case kinds.Whole(minimum=minimum, maximum=maximum):
             return click.IntRange(min=minimum, max=maximum)
-        case kinds.Number(maximum=maximum):
+        case kinds.Number(maximum=maximum, or_zero=or_zero):
             bound = None if maximum == float("inf") else maximum
-            return click.FloatRange(min=0, min_open=True, max=bound)
+            return click.FloatRange(min=0, min_open=not or_zero, max=bound)
         case kinds.Bytes() | kinds.Device() | ClassNames() | kinds.JsonObject():
             return _Checked(each)
     return click.STRING

@@ -119,6 +119,17 @@ class SchedulerConfig(Section):
         "Most prompt tokens of one request in a step, so that short prompts pass; 0 sets no bound.",
         Whole(0),
     )
+    scheduler_reserve_full_isl: bool = option(
+        True,
+        "Admit a request beside others only if its whole prompt, and the next tokens of all, fit "
+        "into the KV cache.",
+        Flag(),
+    )
+    watermark: float = option(
+        0.0,
+        "Part of the KV blocks that stay free when a request is admitted beside others.",
+        Number(1, or_zero=True),
+    )
 
 
 @dataclass(frozen=True, slots=True)

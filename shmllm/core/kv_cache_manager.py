@@ -72,6 +72,7 @@ class KVCacheManager:
         self.states = BlockPool(num_states, on_reuse=self.prefix_cache.forget)
         self.lenders = Lenders()
         self._has_states = [rule.interval is not None for rule in self._rules]
+        self._num_growing_groups = sum(rule.most_kept is None for rule in self._rules)
         self._pools = [self.states if states else self.pool for states in self._has_states]
 
     @property
@@ -143,13 +144,24 @@ class KVCacheManager:
                 if block.ref_count == 0 and block.home is lender:
                     lender.append(block)
 
-    def admit(self, request: Request, hit: PrefixHit, num_tokens: int) -> bool:
+    def num_allocated_tokens(self, request: Request) -> int:
+        """For how many tokens a running request has blocks of keys and values."""
+        return len(request.block_tables[0].blocks) * self._sizes[0]
+
+    def num_growing(self, begin: int, end: int) -> int:
+        """The number of blocks that a request which has those of `begin` tokens lacks for `end`
+        tokens, in the groups that keep all positions. The others give back as many as they get."""
+        count = -(-end // self.block_size) - -(-begin // self.block_size)
+        return max(count, 0) * self._num_growing_groups
+
+    def admit(self, request: Request, hit: PrefixHit, num_tokens: int, spare: int = 0) -> bool:
         """Give a request that has no blocks the blocks for its first `num_tokens` tokens.
 
         Args:
             request: the request.
             hit: the result of `longest_hit`.
             num_tokens: the number of tokens, including those of the hit.
+            spare: the number of blocks of keys and values that have to stay free.
 
         Returns:
             False, without any change, if there are too few free blocks; then the hit has to be
@@ -164,7 +176,7 @@ class KVCacheManager:
             pool.count_free(table.kept) + self._num_loaded(table)
             for pool, table in zip(self._pools, hit.tables, strict=True)
         ]
-        if not self._are_free([a + b for a, b in zip(counts, taken, strict=True)]):
+        if not self._are_free([a + b for a, b in zip(counts, taken, strict=True)], spare):
             return False
         for pool, table in zip(self._pools, hit.tables, strict=True):
             pool.touch(table.kept)  # of all groups, before `allocate` could reuse a free one
@@ -239,12 +251,13 @@ class KVCacheManager:
             for size, table in zip(self._sizes, tables, strict=True)
         ]
 
-    def _are_free(self, counts: Sequence[int]) -> bool:
-        """Whether so many blocks of each group are free."""
+    def _are_free(self, counts: Sequence[int], spare: int = 0) -> bool:
+        """Whether so many blocks of each group are free, and others of keys and values."""
         num_states = sum(
             n for n, has_states in zip(counts, self._has_states, strict=True) if has_states
         )
-        return num_states <= self.states.num_free and sum(counts) - num_states <= self.pool.num_free
+        num_blocks = sum(counts) - num_states
+        return num_states <= self.states.num_free and num_blocks + spare <= self.pool.num_free
 
     def _allocate(self, tables: Sequence[BlockTable], counts: Sequence[int]) -> list[list[KVBlock]]:
         """Append so many new blocks to each table, and return them."""

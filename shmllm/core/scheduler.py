@@ -26,6 +26,7 @@ from shmllm.core.adapter_room import AdapterRoom
 from shmllm.core.batches import Batches
 from shmllm.core.drafts import Drafts
 from shmllm.core.encoder_cache import EncoderCache
+from shmllm.core.headroom import Headroom
 from shmllm.core.kv_cache_manager import KVCacheManager
 from shmllm.core.kv_connector import NoConnector
 from shmllm.core.observer import NULL_OBSERVER, Observer
@@ -83,6 +84,7 @@ class Scheduler:
         self._num_added = 0
         self._running: list[Request] = []
         self._requests: dict[tuple[int, int], Request] = {}
+        self._headroom = Headroom(config, kv_cache)
         self._steady = SteadySteps(kv_cache)
         self.adapters = AdapterRoom(max_loras)
         self.connector = NoConnector()
@@ -304,6 +306,8 @@ class Scheduler:
         return preempted
 
     def _schedule_waiting(self, plan: StepPlan, most_requests: int) -> None:
+        beside: list[Request] = []
+        reserved: int | None = None
         while self.rows.free and self._batches.has_room(plan, most_requests):
             excluded = self.rows.clients_with_enough()
             request = self._waiting.next(excluded, self.adapters.allowed)
@@ -324,7 +328,12 @@ class Scheduler:
             begin = max(start, request.num_encoded)
             count = self._batches.chunk(request.num_tokens - begin, plan.num_tokens)
             end = start + self.encoder_cache.cut(request, start, begin + count - start, plan.step)
-            if end <= begin or not self._kv_cache.admit(request, hit, end):
+            if reserved is None:
+                beside = [each for each in self._running if each.client not in self._waiting.paused]
+                reserved = self._headroom.of_running(beside)
+            own = self._headroom.of_request(request, end)
+            spare = reserved + own + self._headroom.watermark if beside else 0
+            if end <= begin or not self._kv_cache.admit(request, hit, end, spare):
                 self._kv_cache.drop(hit)
                 break
             try:
@@ -336,6 +345,8 @@ class Scheduler:
             self._waiting.pop(request)
             self._admit(plan, request, start, hit.num_shared_tokens + num_loaded)
             self._plan_tokens(plan, request, end - begin)
+            beside.append(request)
+            reserved += own
 
     def _admit(
         self, plan: StepPlan, request: Request, num_computed_tokens: int, num_elsewhere: int

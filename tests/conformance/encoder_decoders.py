@@ -103,7 +103,7 @@ def make_config(
     return EngineConfig(
         LoadConfig(str(subject.directory), dtype="float32"),
         CacheConfig(BLOCK_SIZE, **{"num_blocks": subject.num_blocks} | sizes),
-        SchedulerConfig(3, budget),
+        SchedulerConfig(3, budget, scheduler_reserve_full_isl=False),
         graphs=GraphConfig(mode, None if mode == "NONE" else (2, 16)),
         num_threads=1,
     )

@@ -75,7 +75,9 @@ def make_config(
     return EngineConfig(
         LoadConfig(str(directory), dtype="float32"),
         CacheConfig(BLOCK_SIZE, (num_blocks + 1) * BLOCK_BYTES),
-        SchedulerConfig(num_seqs, budget, async_scheduling=overlaps),
+        SchedulerConfig(
+            num_seqs, budget, async_scheduling=overlaps, scheduler_reserve_full_isl=False
+        ),
         logprobs=LogprobsConfig(-1),
         graphs=GraphConfig(mode, None if mode == "NONE" else (2, 4)),
         num_threads=1,

@@ -275,7 +275,9 @@ def make_config(
     return EngineConfig(
         LoadConfig(str(directory), dtype=dtype),
         CacheConfig(BLOCK_SIZE, num_blocks=num_blocks, mamba_block_size=BLOCK_SIZE),
-        SchedulerConfig(num_seqs, budget, async_scheduling=overlaps),
+        SchedulerConfig(
+            num_seqs, budget, async_scheduling=overlaps, scheduler_reserve_full_isl=False
+        ),
         graphs=GraphConfig(mode, None if mode == "NONE" else (2, 16)),
         num_threads=1,
     )

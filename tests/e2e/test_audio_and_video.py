@@ -218,7 +218,10 @@ def test_no_bit_depends_on_chunks_caches_preemption_and_threads(
 ) -> None:
     monkeypatch.setattr(loading, "MOST_EMBEDS", 0)  # the smallest encoder cache
     first: list[Any] | None = None
-    few = {"num_gpu_blocks_override": FEW_BLOCKS.get(some_subject.directory.name, 15)}
+    few = {
+        "num_gpu_blocks_override": FEW_BLOCKS.get(some_subject.directory.name, 15),
+        "scheduler_reserve_full_isl": False,
+    }
     for name, options in SETTINGS.items():
         options = options | (few if name == "few blocks" else {})
         with LLM(str(some_subject.directory), **BASE | {"dtype": "float32"} | options) as llm:

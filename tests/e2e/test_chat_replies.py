@@ -225,7 +225,11 @@ def test_a_budget_has_the_same_effect_in_overlapped_steps_and_after_preemption(
     tmp_path: Any,
 ) -> None:
     model = str(make_chat_model(tmp_path, "qwen3"))
-    few_blocks = {"num_gpu_blocks_override": 14, "max_model_len": 200}
+    few_blocks = {
+        "num_gpu_blocks_override": 14,
+        "scheduler_reserve_full_isl": False,
+        "max_model_len": 200,
+    }
     found, num_preempted = [], []
     for options in ({}, {"async_scheduling": True}, few_blocks):
         with LLM(model, load_format="dummy", multiprocess=False, **options) as llm:

@@ -43,7 +43,12 @@ def test_a_batch_with_state_sees_each_request_come_go_move_and_return(overlaps: 
     ]
     with LLM("tiny", **SMALL, kv_cache_memory_bytes=2**26) as plain:
         expected = [tokens(o) for o in run(plain, prompts, [params(n) for n in lengths])]
-    options = {"num_gpu_blocks_override": 11, "max_num_seqs": 5, "async_scheduling": overlaps}
+    options = {
+        "num_gpu_blocks_override": 11,
+        "scheduler_reserve_full_isl": False,
+        "max_num_seqs": 5,
+        "async_scheduling": overlaps,
+    }
     with engine("BatchCount", **options, max_num_batched_tokens=16) as llm:
         done = run(llm, prompts, given)
         assert llm.get_metrics()["preemptions"] > 0

@@ -94,7 +94,11 @@ def test_preemption(
         config = ModelConfig.from_directory(Path(probe.facts.model_directory))
     shape = cache_shape(config, 16, lambda heads: layout_of(heads, 16, "float32").block_bytes)
     shape = replace(shape, max_step_tokens=100)
-    room = {"num_gpu_blocks_override": shape.blocks_for(720) + 12, "max_model_len": 720}
+    room = {
+        "num_gpu_blocks_override": shape.blocks_for(720) + 12,
+        "scheduler_reserve_full_isl": False,
+        "max_model_len": 720,
+    }
     with start(**room, max_num_batched_tokens=100) as llm:
         assert ask_shuffled(llm, requests, seed=4) == alone
         preemptions = llm.get_metrics()["preemptions"]

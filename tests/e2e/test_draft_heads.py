@@ -177,7 +177,11 @@ def test_outputs_do_not_change_with_a_head(make: Any, tmp_path: Path) -> None:
             llm.collective_rpc("reload_weights")
             llm.wake_up()
             assert ask(llm, requests) == expected
-    options |= {"num_gpu_blocks_override": 140, "max_model_len": 720}
+    options |= {
+        "num_gpu_blocks_override": 140,
+        "scheduler_reserve_full_isl": False,
+        "max_model_len": 720,
+    }
     with LLM(model, **options) as llm:
         assert ask(llm, requests) == expected
         assert llm.get_metrics()["preemptions"] > 0

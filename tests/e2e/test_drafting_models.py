@@ -81,7 +81,13 @@ def test_outputs_do_not_change_with_a_draft_model(
         llm.collective_rpc("reload_weights")
         llm.wake_up()
         assert ask(llm, requests) == expected
-    with LLM(model, **options, num_gpu_blocks_override=num_blocks, max_model_len=720) as llm:
+    with LLM(
+        model,
+        **options,
+        num_gpu_blocks_override=num_blocks,
+        scheduler_reserve_full_isl=False,
+        max_model_len=720,
+    ) as llm:
         assert ask(llm, requests) == expected
         assert llm.get_metrics()["preemptions"] > 0
 

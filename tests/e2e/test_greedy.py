@@ -77,7 +77,7 @@ def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
     shape = cache_shape(config, 16, lambda heads: layout_of(heads, 16, "float32").block_bytes)
     grows = bool(config.all_attentions)  # a request without attention holds one state
     blocks = most_blocks(shape.groups, 400, 2048, 16) if grows else 1
-    options |= {"num_gpu_blocks_override": 2 * (blocks + 1)}
+    options |= {"num_gpu_blocks_override": 2 * (blocks + 1), "scheduler_reserve_full_isl": False}
     with LLM(str(reference.directory), **options) as llm:
         assert 2 < llm.facts.max_concurrency <= 3
         reference.assert_greedy(tokens_of(llm, reference.prompts))
@@ -87,7 +87,11 @@ def test_equals_transformers_with_preemption(reference: ReferenceModel) -> None:
 def test_preemption_with_a_given_number_of_blocks(tmp_path: Path) -> None:
     model = make_model("llama", tmp_path)
     prompts = make_prompts(model.config.vocab_size, longest=40)[:8]
-    options = LOCAL | {"max_model_len": 80, "num_gpu_blocks_override": 8}
+    options = LOCAL | {
+        "max_model_len": 80,
+        "num_gpu_blocks_override": 8,
+        "scheduler_reserve_full_isl": False,
+    }
     with LLM(str(tmp_path), **options) as llm:
         assert llm.facts.num_blocks == 7
         assert tokens_of(llm, prompts) == [greedy_tokens(model, prompt) for prompt in prompts]

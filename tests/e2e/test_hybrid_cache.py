@@ -103,7 +103,11 @@ def test_the_same_bits_with_preemption(reference: ReferenceModel) -> None:
 def test_a_request_of_many_windows_needs_few_blocks(tmp_path: Path) -> None:
     """It fits into a pool that would not hold all keys and values of half of it."""
     reference = make("only-windows", tmp_path)
-    options = BASE | {"max_num_batched_tokens": 32, "num_gpu_blocks_override": 8}
+    options = BASE | {
+        "max_num_batched_tokens": 32,
+        "num_gpu_blocks_override": 8,
+        "scheduler_reserve_full_isl": False,
+    }
     [prompt] = [prompt for prompt in reference.prompts if len(prompt) == 5 * WINDOW][:1]
     with LLM(str(tmp_path), **options) as llm:
         assert llm.facts.max_model_len == 1024

@@ -180,7 +180,10 @@ def test_no_bit_depends_on_chunks_caches_and_preemption(
 ) -> None:
     monkeypatch.setattr(loading, "MOST_EMBEDS", 0)  # the smallest encoder cache
     first: list[Any] | None = None
-    few = {"num_gpu_blocks_override": FEW_BLOCKS.get(some_subject.name, 15)}
+    few = {
+        "num_gpu_blocks_override": FEW_BLOCKS.get(some_subject.name, 15),
+        "scheduler_reserve_full_isl": False,
+    }
     larger = LARGER if some_subject.name in TWO_SIZES else {}
     for name, options in SETTINGS.items():
         options = {"dtype": "float32"} | options | larger.get(name, {})

@@ -66,7 +66,11 @@ class TestAdapters(AdaptersConformance):
     "options",
     [
         {"max_num_batched_tokens": 23, "enable_prefix_caching": False},  # chunks
-        {"num_gpu_blocks_override": 14, "max_num_seqs": 16},  # preemptions
+        {
+            "num_gpu_blocks_override": 14,
+            "scheduler_reserve_full_isl": False,
+            "max_num_seqs": 16,
+        },  # preemptions
         slow({"num_threads": 1}),
         slow({"async_scheduling": True}),
         slow({"max_loras": 2, "max_cpu_loras": 3}),

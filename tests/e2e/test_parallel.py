@@ -78,7 +78,12 @@ def test_layers_that_all_read_the_tokens_are_refused_as_stages(reference: Refere
 
 
 @pytest.mark.parametrize(
-    "options", [slow({}), {"num_gpu_blocks_override": 50, "max_model_len": 720}], ids=str
+    "options",
+    [
+        slow({}),
+        {"num_gpu_blocks_override": 50, "scheduler_reserve_full_isl": False, "max_model_len": 720},
+    ],
+    ids=str,
 )
 def test_batches_of_a_pipeline_do_not_disturb_each_other(
     tmp_path: Path, options: dict[str, Any]

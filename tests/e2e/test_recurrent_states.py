@@ -69,7 +69,12 @@ def test_the_same_bits_with_preemption(reference: ReferenceModel) -> None:
         expected = everything(llm)
         greedily = greedy(llm, reference.prompts)
         num_blocks = 52 if llm.facts.num_blocks else 10  # of keys and values, or of states
-    few = {"num_gpu_blocks_override": num_blocks, "mamba_block_size": 32, "max_num_seqs": 8}
+    few = {
+        "num_gpu_blocks_override": num_blocks,
+        "scheduler_reserve_full_isl": False,
+        "mamba_block_size": 32,
+        "max_num_seqs": 8,
+    }
     few |= {"max_model_len": 800, "max_num_batched_tokens": 64}
     with LLM(str(reference.directory), **(BASE | few)) as llm:
         for _ in range(2):

@@ -47,7 +47,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "short-chunks": {"max_num_batched_tokens": 24, "block_size": 8},
     "preempting": {
-        "num_gpu_blocks_override": 14, "max_num_batched_tokens": 40, "max_model_len": 96,
+        "num_gpu_blocks_override": 14,
+        "scheduler_reserve_full_isl": False,
+        "max_num_batched_tokens": 40,
+        "max_model_len": 96,
     },
     "without-a-prefix-cache": {"enable_prefix_caching": False},
     "drafts": {

@@ -24,7 +24,11 @@ BASE: dict[str, Any] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "roomy": {},
     "in chunks": {"max_num_batched_tokens": 24, "max_num_seqs": 4, "block_size": 32},
-    "preempting": {"num_gpu_blocks_override": 20, "max_num_batched_tokens": 64},
+    "preempting": {
+        "num_gpu_blocks_override": 20,
+        "scheduler_reserve_full_isl": False,
+        "max_num_batched_tokens": 64,
+    },
     "without a prefix cache": {"enable_prefix_caching": False, "max_num_batched_tokens": 40},
 }
 PIECES = [

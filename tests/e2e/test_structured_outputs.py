@@ -203,7 +203,12 @@ def test_preemption_changes_no_token(llm: LLM) -> None:
         for seed in range(4)
     ]
     expected = [o.outputs[0].token_ids for o in run(llm, PROMPTS, params)]
-    little = {"max_num_seqs": 4, "max_model_len": 128, "num_gpu_blocks_override": 16}
+    little = {
+        "max_num_seqs": 4,
+        "max_model_len": 128,
+        "num_gpu_blocks_override": 16,
+        "scheduler_reserve_full_isl": False,
+    }
     with LLM("tiny", multiprocess=False, **little) as small:
         outputs = run(small, PROMPTS, params)
         assert small.get_metrics()["preemptions"] > 0

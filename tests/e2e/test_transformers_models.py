@@ -117,7 +117,8 @@ def test_preemption_changes_no_token(family: ReferenceModel) -> None:
     options = LOCAL | {"max_model_len": 112}
     with LLM(str(family.directory), **options) as llm:
         blocks = llm.facts.max_blocks_per_request
-    with LLM(str(family.directory), **options, num_gpu_blocks_override=2 * (blocks + 1)) as llm:
+    options |= {"num_gpu_blocks_override": 2 * (blocks + 1), "scheduler_reserve_full_isl": False}
+    with LLM(str(family.directory), **options) as llm:
         family.assert_greedy(tokens_of(llm, family.prompts))
         assert llm.get_metrics()["preemptions"] > 0
 

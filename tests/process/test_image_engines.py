@@ -31,7 +31,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nothing is kept": {"mm_processor_cache_gb": 0},
     "one is kept": {"mm_processor_cache_gb": 20_000 / 2**30},
     "one request": {"max_num_seqs": 1},
-    "few blocks": {"num_gpu_blocks_override": 20, "max_model_len": 256},
+    "few blocks": {
+        "num_gpu_blocks_override": 20,
+        "scheduler_reserve_full_isl": False,
+        "max_model_len": 256,
+    },
     "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     "overlapped": {"async_scheduling": True},
     "chunks": {"max_num_batched_tokens": 32, "long_prefill_token_threshold": 5},

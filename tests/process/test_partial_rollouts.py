@@ -254,7 +254,7 @@ def test_a_short_walk(llm: LLM, policy: Policy) -> None:
     [
         {},
         {"async_scheduling": True},
-        {"num_gpu_blocks_override": 40},
+        {"num_gpu_blocks_override": 40, "scheduler_reserve_full_isl": False},
         {"pipeline_parallel_size": 2, "max_num_seqs": 4, "num_threads": 2},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     ],

@@ -52,13 +52,21 @@ class Bench:
         max_drafts=0,
         draws=None,
         num_batches=1,
+        reserves=False,
+        watermark=0.0,
     ):
         self.budget = budget
         self.num_seqs = num_seqs
         self.draws = draws
         self.max_model_len = max_model_len
         self.manager = KVCacheManager(num_blocks + 1, block_size, caching, groups, num_states + 1)
-        config = SchedulerConfig(num_seqs, budget, long_prefill_token_threshold=longest_chunk)
+        config = SchedulerConfig(
+            num_seqs,
+            budget,
+            long_prefill_token_threshold=longest_chunk,
+            scheduler_reserve_full_isl=reserves,
+            watermark=watermark,
+        )
         self.scheduler = Scheduler(
             config, self.manager, max_drafts=max_drafts, num_batches=num_batches
         )
@@ -316,6 +324,71 @@ def tight_bench():
     bench.step()
     assert bench.manager.pool.num_free == 0
     return bench
+
+
+def test_a_request_is_admitted_beside_others_if_its_whole_prompt_fits():
+    bench = Bench(num_blocks=10, caching=False, budget=8, reserves=True)
+    bench.add(0, 8, max_tokens=9)  # four blocks until its end, of which it has two
+    bench.add(1, 28, max_tokens=1)  # seven
+    bench.step()
+    for _ in range(8):
+        assert columns(bench.step()) == [(0, bench.requests[0, 0].num_tokens - 2, 1)]
+    assert [number for number, _, _ in columns(bench.step())] == [1]
+    assert bench.scheduler.stats.preemptions == 0
+
+
+def test_the_next_tokens_of_all_have_room():
+    bench = Bench(num_blocks=30, caching=False, max_model_len=200, reserves=True)
+    for number in range(5):
+        bench.add(number, 8, max_tokens=100)
+    bench.step()
+    # Each has two blocks, and eight for the next 32 tokens.
+    assert bench.scheduler.num_running == 3
+    for _ in range(32):
+        bench.step()
+    assert bench.scheduler.num_running == 3
+    assert bench.scheduler.stats.preemptions == 0
+
+
+def test_a_request_near_its_end_needs_little_room():
+    bench = Bench(num_blocks=30, caching=False, reserves=True)
+    for number in range(8):
+        bench.add(number, 8, max_tokens=5)
+    bench.step()
+    assert bench.scheduler.num_running == 8
+    bench.run()
+    assert bench.scheduler.stats.preemptions == 0
+
+
+def test_prompts_that_are_computed_in_chunks_keep_room_for_their_rest():
+    bench = Bench(num_blocks=16, caching=False, budget=20, longest_chunk=8, reserves=True)
+    bench.add(0, 40, max_tokens=1)
+    bench.add(1, 28, max_tokens=1)  # seven blocks: one more than the other one leaves
+    bench.step()
+    assert bench.scheduler.num_running == 1
+    bench.add(2, 24, max_tokens=1)
+    bench.abort(1)
+    bench.step()
+    assert bench.scheduler.num_running == 2
+
+
+def test_the_watermark_stays_free_unless_a_request_is_alone():
+    bench = Bench(num_blocks=16, caching=False, watermark=0.5)
+    bench.add(0, 40, max_tokens=1)
+    bench.add(1, 4, max_tokens=1)
+    assert [number for number, _, _ in columns(bench.step())] == [0]
+    bench.add(2, 16, max_tokens=1)
+    assert [number for number, _, _ in columns(bench.step())] == [1, 2]
+
+
+def test_the_requests_of_a_front_end_that_does_not_read_keep_no_room():
+    bench = Bench(num_blocks=16, caching=False, max_model_len=200, reserves=True)
+    bench.add(0, 20, max_tokens=100, client=1)
+    bench.step()
+    bench.scheduler.pause_client(1)
+    bench.add(1, 20, max_tokens=10)
+    bench.step()
+    assert bench.scheduler.num_running == 2
 
 
 def test_the_request_admitted_last_is_preempted():
@@ -858,6 +931,8 @@ GROUPS = st.one_of(
     num_seqs=st.integers(1, 5),
     budget=st.integers(1, 20),
     caching=st.booleans(),
+    reserves=st.booleans(),
+    watermark=st.sampled_from([0.0, 0.3]),
     max_drafts=st.sampled_from([0, 0, 3, 100]),
     num_batches=st.sampled_from([1, 1, 2, 3]),
     draws=st.lists(st.integers(0, 6), min_size=1, max_size=9),
@@ -871,6 +946,8 @@ def test_tokens_do_not_depend_on_the_schedule(
     num_seqs,
     budget,
     caching,
+    reserves,
+    watermark,
     max_drafts,
     num_batches,
     draws,
@@ -882,6 +959,8 @@ def test_tokens_do_not_depend_on_the_schedule(
         num_seqs=num_seqs,
         budget=budget,
         caching=caching,
+        reserves=reserves,
+        watermark=watermark,
         max_model_len=max(
             length
             for length in range(num_blocks * block_size + 1)

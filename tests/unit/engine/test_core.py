@@ -24,7 +24,7 @@ def make_core(*, seed=0, caching=True, budget=64, num_seqs=8, **changes):
     config = EngineConfig(
         LoadConfig("nowhere", seed=seed),
         CacheConfig(enable_prefix_caching=caching),
-        SchedulerConfig(num_seqs, budget),
+        SchedulerConfig(num_seqs, budget, scheduler_reserve_full_isl=False),
     )
     facts = info(enable_prefix_caching=caching, **changes)
     return EngineCore(config, FakeRunner(facts))

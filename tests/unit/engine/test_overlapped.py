@@ -33,7 +33,9 @@ class Engine:
 
     def __init__(self, lag, *, num_blocks=16, budget=64, num_seqs=8, policy="fcfs"):
         config = EngineConfig(
-            LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(num_seqs, budget, policy)
+            LoadConfig("nowhere"),
+            CacheConfig(),
+            SchedulerConfig(num_seqs, budget, policy, scheduler_reserve_full_isl=False),
         )
         self.runner = FakeRunner(info(num_blocks=num_blocks), lag)
         self.core = EngineCore(config, self.runner)

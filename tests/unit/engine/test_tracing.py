@@ -70,7 +70,9 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Traced]]:
 
     def make(*, budget: int = 64, num_seqs: int = 8, traced: bool = True, **changes: int) -> Traced:
         config = EngineConfig(
-            LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(num_seqs, budget)
+            LoadConfig("nowhere"),
+            CacheConfig(),
+            SchedulerConfig(num_seqs, budget, scheduler_reserve_full_isl=False),
         )
         core = EngineCore(config, FakeRunner(info(**changes)))
         recorder = Recorder(SharedDirectory(owned.path), {})
