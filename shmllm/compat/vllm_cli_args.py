@@ -1,6 +1,6 @@
 """The options of `EngineArgs` as command-line arguments, for programs with vLLM's arguments.
 
-This module makes one argument from each option of shmllm and of `frontend.foreign_options`; the
+This module makes one argument from each option of shmllm and of `frontend.foreign_tables`; the
 classes of the configurations decide which values are valid.
 """
 

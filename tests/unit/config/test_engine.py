@@ -221,7 +221,7 @@ FULL = EngineConfig(
         decode_kernel="launches",
     ),
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
-    SchedulerConfig(3, 99, "priority", False, 7),
+    SchedulerConfig(3, 99, "priority", False, 7, False, 0.25),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
     plugins=PluginConfig(
         ("größe:Own",), "größe.Own", "", {"größe": [1]}, "kv_consumer", ("/größe",)

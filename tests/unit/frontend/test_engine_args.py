@@ -13,13 +13,8 @@ import torch
 from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError, SamplingParams
 from shmllm.engine.worker import METHODS
 from shmllm.frontend.engine_options import make_engine_config, read_profiler_config
-from shmllm.frontend.foreign_options import (
-    FOREIGN_NAMES,
-    NO_EFFECT,
-    ONLY_VALUES,
-    TRANSLATED,
-    check_foreign_options,
-)
+from shmllm.frontend.foreign_options import FOREIGN_NAMES, TRANSLATED, check_foreign_options
+from shmllm.frontend.foreign_tables import NO_EFFECT, ONLY_VALUES
 from shmllm.frontend.speculative_options import SHORT_NAMES
 
 OWN = [
