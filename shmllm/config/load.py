@@ -138,8 +138,8 @@ class LoadConfig(Section):
     )
     hf_overrides: dict[str, Any] | None = option(
         None,
-        "Fields that take the place of those in config.json, as a mapping; on the command line as "
-        "JSON.",
+        "Fields that take the place of those in config.json, as a mapping, or a function that "
+        "changes transformers' configuration of the model; on the command line as JSON.",
         JsonObject(),
         default_text="none",
     )

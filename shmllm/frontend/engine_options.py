@@ -18,6 +18,7 @@ from shmllm.config.options import JsonObject, Option, Section
 from shmllm.errors import EngineStartError
 from shmllm.formats.draft_heads import Verifier, verifier_of
 from shmllm.frontend.class_names import name_class, name_processors
+from shmllm.frontend.config_function import changed_fields
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model
 from shmllm.frontend.model_files import (
@@ -116,19 +117,21 @@ def _make_configs(options: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig
     values = values | classes
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
-    overrides = JsonObject().parse("hf_overrides", values.get("hf_overrides")) or {}
-    overrides = with_only_text(overrides, values.get("language_model_only"))
     problems = load_general_plugins()
     try:
         directory = resolve_model(str(front_end.model), hub_of(front_end))
         verifier = None if front_end.speculative_config else verifier_of(directory)
         if verifier is not None:
             return _make_configs(options | _drafting(verifier, directory))
+        overrides = values.get("hf_overrides")
+        if callable(overrides):
+            overrides = sections["load"]["hf_overrides"] = changed_fields(overrides, directory)
+        overrides = JsonObject().parse("hf_overrides", overrides) or {}
         check_model(
             directory,
             needs_weights=values.get("load_format") != "dummy",
             ours=values.get("model_impl") != "transformers",
-            overrides=overrides,
+            overrides=with_only_text(overrides, values.get("language_model_only")),
         )
     except EngineStartError:
         for problem in problems:  # a plugin might have had the architecture

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from shmllm import LLM
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
 from shmllm.frontend.engine_options import (
@@ -65,3 +67,34 @@ def test_none_stands_for_the_default_of_each_option():
 def test_one_engine_is_no_pool():
     with pytest.raises(EngineStartError, match="start each named engine by itself"):
         make_engine_config("tiny", data_parallel_size=2)
+
+
+def test_hf_overrides_may_be_a_function_of_the_configuration():
+    def shorten(config):
+        config.max_position_embeddings //= 2
+        config.update({"pad_token_id": 7})
+        return config
+
+    before = make_engine_config("tiny")
+    found = make_engine_config("tiny", hf_overrides=shorten)
+    (directory,) = {before.load.directory, found.load.directory}
+    longest = json.loads((Path(directory) / "config.json").read_text())["max_position_embeddings"]
+    assert found.load.hf_overrides == {
+        "max_position_embeddings": longest // 2,
+        "pad_token_id": 7,
+    }
+    with LLM(hf_overrides=shorten, multiprocess=False, kv_cache_memory_bytes=2**26) as llm:
+        assert llm.facts.max_model_len == longest // 2
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda config: config.nothing, "function hf_overrides failed: AttributeError: .*nothing"),
+        (lambda config: 7, "function hf_overrides failed: AttributeError: 'int'"),
+        (lambda config: config.update({"x": {1, 2}}), "hf_overrides"),
+    ],
+)
+def test_a_function_that_fails_is_an_error_that_says_so(function, message):
+    with pytest.raises(EngineStartError, match=message):
+        make_engine_config("tiny", hf_overrides=function)

@@ -1,0 +1,44 @@
+"""`hf_overrides` as a function of the model's configuration, as vLLM takes it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import one_line
+
+
+def changed_fields(function: Callable[[Any], Any], directory: Path) -> dict[str, Any]:
+    """Returns the fields of config.json that a function changes.
+
+    Args:
+        function: gets transformers' configuration of the model, and returns it, or another one, or
+            None if it has changed the one that it got.
+        directory: the model's directory.
+
+    Raises:
+        EngineStartError: transformers has no such configuration, or the function fails.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:
+        raise EngineStartError(
+            "hf_overrides is a function of transformers' configuration of the model, which "
+            f"transformers cannot make: {one_line(error)}; pass a dict of the fields instead"
+        ) from error
+    before = copy.deepcopy(config.to_dict())
+    try:
+        found = function(config)
+        after = (config if found is None else found).to_dict()
+    except Exception as error:
+        raise EngineStartError(
+            f"the function hf_overrides failed: {type(error).__name__}: {one_line(error)}"
+        ) from error
+    return {
+        name: value for name, value in after.items() if name not in before or before[name] != value
+    }
