@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.pickled_names import pickled_strings
 from shmllm.formats.processor_files import read_object
 from shmllm.formats.safetensors_header import read_header
 
@@ -97,7 +98,7 @@ def in_terms_of_vllm(values: Mapping[str, Any], directory: Path) -> dict[str, An
         values["model_type"] = layer.get("model_type")
     name = _first_of(values) or _OF_TYPES.get(str(values.get("model_type")), "")
     if name in _OF_LAYERS:
-        name = _prefix_of(directory / "model.safetensors") + name
+        name = _prefix_of(directory) + name
     known = _OTHER_NAMES.get(name, name)
     return {**values, "architectures": [known]} if known != _first_of(values) else dict(values)
 
@@ -109,13 +110,13 @@ def _first_of(values: Mapping[str, Any]) -> str:
     return names[0] if is_there else ""
 
 
-def _prefix_of(path: Path) -> str:
+def _prefix_of(directory: Path) -> str:
     """Returns what the name of the architecture of a head has before that of its layer, by the
     names of the tensors in its file; "": it is a model, or damaged."""
     try:
-        names = read_header(path).names
+        names = read_header(directory / "model.safetensors").names
     except EngineStartError:
-        return ""
+        names = pickled_strings(directory / "pytorch_model.bin")
     if "fc.weight" not in names:
         return ""
     is_third = any(name.endswith("hidden_norm.weight") for name in names)

@@ -170,7 +170,7 @@ NO_EFFECT: dict[str, NoEffect] = {
     "mm_hasher_algorithm": NoEffect("blake3", "there is one hash"),
     "safetensors_prefetch_num_threads": NoEffect(None, "files are memory-mapped"),
     "safetensors_prefetch_block_size": NoEffect(None, "files are memory-mapped"),
-    "pt_load_map_location": NoEffect("cpu", "weights are safetensors or GGUF"),
+    "pt_load_map_location": NoEffect("cpu", "files are read on the CPU"),
     "ignore_patterns": NoEffect(None, "only files that the model needs are fetched"),
     "model_weights": NoEffect("", "`model` has the weights"),
     "max_num_queued_reqs": NoEffect(None, "there is no server"),

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from shmllm.models.draft_specs import DraftSpec
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-PICKLES = ("*.bin", "*.pt", "*.pth")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+OTHER_PICKLES = ("*.bin", "*.pt", "*.pth")
 FLOATS = ("F32", "F16", "BF16")
 """What GGUF files call the types of numbers that are not quantised."""
 FLOAT32_BYTES = 4
@@ -135,7 +136,8 @@ def contents_of(
 
 def has_own_weights(directory: Path) -> bool:
     """Whether a directory with an adapter has the weights of a whole model, too."""
-    return (directory / CONFIG).is_file() and any(directory.glob("model*.safetensors"))
+    weights = (*directory.glob("model*.safetensors"), *directory.glob("pytorch_model*.bin"))
+    return (directory / CONFIG).is_file() and bool(weights)
 
 
 def check_model(
@@ -158,7 +160,8 @@ def check_model(
             raise EngineStartError("model_impl='transformers' reads no GGUF files")
         return  # it was made from a GGUF file, after these checks
     found = contents_of(directory, ours=ours, overrides=overrides)
-    if found.problem and (needs_weights or found.format != "pickle"):
+    is_unread = found.format == "pickle" and found.head is None
+    if found.problem and (needs_weights or not is_unread):
         raise found.error
 
 
@@ -301,17 +304,21 @@ def _transformers_contents(path: Path, ours: bool, overrides: Mapping[str, Any] 
             head = model.drafting
     except EngineStartError as error:
         return Contents(config_path, "safetensors", architecture, _without(config_path, error))
-    has_weights = any(path.glob("*.safetensors"))
-    if not has_weights and (pickle := _first(path, PICKLES)) is not None:
-        return Contents(
-            path,
-            "pickle",
-            architecture,
-            f"its weights are a pickle ({pickle.name}), which may run any code and is not read",
-            "load it with transformers and save it again with save_pretrained()",
-        )
-    problem, remedy = (_DRAFTS, _AS_DRAFTER) if head is not None else ("", "")
-    return Contents(path, "safetensors", architecture, problem, remedy, method, head)
+    format, problem, remedy = _weights_of(path, reads_pickles=ours and not method)
+    if head is not None and not problem:
+        problem, remedy = _DRAFTS, _AS_DRAFTER
+    return Contents(path, format, architecture, problem, remedy, method, head)
+
+
+def _weights_of(path: Path, reads_pickles: bool) -> tuple[str, str, str]:
+    """The format of a directory's weights, and, if they are not read, why, and the remedy."""
+    pickle = _first(path, (*PICKLES, *OTHER_PICKLES))
+    if any(path.glob("*.safetensors")) or pickle is None:
+        return "safetensors", "", ""
+    if reads_pickles and _first(path, PICKLES) is not None:
+        return "pickle", "", ""
+    problem = f"its weights are a pickle ({pickle.name}) that is not read"
+    return "pickle", problem, "load it with transformers and save it again with save_pretrained()"
 
 
 def _method_of(quantization: Any) -> str:
@@ -334,11 +341,11 @@ def _lack(found: Contents, parameters: int | None) -> tuple[str, str]:
     """What a model that an engine can compute lacks here, and what to do: ("", "") if nothing."""
     from shmllm.formats.tokenizer_files import FAST_FILE, has_tokenizer
 
-    if parameters is None:
+    if parameters is None and found.format != "pickle":
         return "no weights", "copy or download model.safetensors, too"
-    if found.format == "safetensors" and not has_tokenizer(found.path):
+    if found.format in ("safetensors", "pickle") and not has_tokenizer(found.path):
         return "no tokenizer", f"copy {FAST_FILE} from the model that it was made from"
-    if found.quantization in ("", *FLOATS):
+    if parameters is not None and found.quantization in ("", *FLOATS):
         needed, form = parameters * FLOAT32_BYTES, " as float32"
         remedy = (
             "--dtype bfloat16 needs half of that, --quantization int8 a quarter, int4 a seventh"

@@ -41,7 +41,9 @@ _ALLOWED_FILES = [
     "vocab.txt",
 ]
 # Further copies of the weights, in formats or precisions that shmllm does not load.
-_IGNORED_FILES = ["*.bin", "*.pt", "*.pth", "original/*", "onnx/*", "consolidated*"]
+_OTHER_COPIES = ["original/*", "onnx/*", "consolidated*"]
+# What is fetched only if a model has its weights in no other file.
+_PICKLES = ["*pytorch_model*.bin", "*_linear.pt"]
 
 _SIMILAR = 0.6
 _NO_NETWORK = "LocalEntryNotFoundError"
@@ -236,17 +238,23 @@ def _fetch(name: str, hub: Hub) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        directory = snapshot_download(
-            name,
-            revision=hub.revision,
-            token=hub.token,
-            cache_dir=hub.download_dir,
-            allow_patterns=_ALLOWED_FILES,
-            ignore_patterns=_IGNORED_FILES,
-        )
+        def fetch(patterns: list[str]) -> Path:
+            found = snapshot_download(
+                name,
+                revision=hub.revision,
+                token=hub.token,
+                cache_dir=hub.download_dir,
+                allow_patterns=patterns,
+                ignore_patterns=_OTHER_COPIES,
+            )
+            return Path(found)
+
+        directory = fetch(_ALLOWED_FILES)
+        if not any(directory.glob("*.safetensors")):
+            directory = fetch([*_ALLOWED_FILES, *_PICKLES])
     except Exception as error:
         raise EngineStartError(_fetch_error(name, hub.revision, error)) from error
-    return Path(directory)
+    return directory
 
 
 def _fetch_error(name: str, revision: str | None, error: Exception) -> str:

@@ -38,7 +38,7 @@ SPARSE: dict[str, SparseActivation] = {
 }
 """What a SpladePooling makes of the largest logits, by the name of its activation."""
 
-_WEIGHTS, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _POOLINGS: dict[str, PoolingName] = {"cls": "CLS", "lasttoken": "LAST", "mean": "MEAN"}
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -56,7 +56,7 @@ class DenseFile:
     """A projection: activation(x W^T + b).
 
     Attributes:
-        path: the safetensors file, with "linear.weight" of shape [out_features, in_features] and,
+        path: the file of tensors, with "linear.weight" of shape [out_features, in_features] and,
             with a bias, "linear.bias" of shape [out_features].
         prefix: the name of the module's directory, such as "2_Dense".
         in_features: the width of what it reads.
@@ -259,12 +259,7 @@ def _pooling_mode(fields: Fields) -> str:
 
 
 def _weights_of(directory: Path) -> Path:
-    path = directory / _WEIGHTS
-    if path.is_file():
-        return path
-    if (directory / _PICKLED).is_file():
-        raise EngineStartError(
-            f"{directory} has {_PICKLED}, which can run code when it is read, and no {_WEIGHTS}; "
-            "write one with sentence-transformers: SentenceTransformer(OLD).save_pretrained(NEW)"
-        )
-    raise EngineStartError(f"{directory} has no {_WEIGHTS}; copy or download it")
+    for name in _WEIGHTS:
+        if (directory / name).is_file():
+            return directory / name
+    raise EngineStartError(f"{directory} has neither {' nor '.join(_WEIGHTS)}; copy or download it")

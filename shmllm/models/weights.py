@@ -25,6 +25,7 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.gguf_file import find_gguf
 from shmllm.models.layers import NamedWeights
 from shmllm.models.matrices import Destination, Elsewhere, packed_of, parts_of
+from shmllm.models.pickle_file import PICKLE_INDEX, SINGLE_PICKLE, PickleFile, find_pickles
 from shmllm.models.safetensors_file import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -140,8 +141,9 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
 
     Args:
         model: the model whose weights are overwritten.
-        directory: contains model.safetensors, or shards with model.safetensors.index.json, or one
-            GGUF file; and, if modules.json names projections, the directories with theirs.
+        directory: contains model.safetensors, or shards with model.safetensors.index.json; or
+            pytorch_model.bin, or shards with pytorch_model.bin.index.json; or one GGUF file. If
+            modules.json names projections, their directories are there, too.
         on_progress: called after each tensor; in the last call both numbers are equal.
 
     Raises:
@@ -249,11 +251,11 @@ def _checkpoint_files(directory: Path) -> Sequence[CheckpointFile]:
     method = find_method(directory) if files else None
     if method is not None:
         return quantized_files(files, method)
-    found = files or find_gguf(directory)
+    found = files or find_pickles(directory) or find_gguf(directory)
     if not found:
         raise EngineStartError(
-            f"no weights in {directory}: looked for {SINGLE_FILE} and {INDEX_FILE}, and for one "
-            "GGUF file"
+            f"no weights in {directory}: looked for {SINGLE_FILE} and {INDEX_FILE}, for "
+            f"{SINGLE_PICKLE} and {PICKLE_INDEX}, and for one GGUF file"
         )
     return found
 
@@ -262,7 +264,7 @@ def _projections(directory: Path, destinations: NamedWeights) -> list[Checkpoint
     """The files of those of sentence-transformers' projections that the model has."""
     files = read_sentence_files(directory)
     return [
-        SafetensorsFile(dense.path, f"{dense.prefix}.")
+        _open_alone(dense.path, f"{dense.prefix}.")
         for dense in (() if files is None else files.dense)
         if f"{dense.prefix}.linear.weight" in destinations
     ]
@@ -270,13 +272,15 @@ def _projections(directory: Path, destinations: NamedWeights) -> list[Checkpoint
 
 def _extra_file(directory: Path, name: str) -> CheckpointFile:
     """One of `ModelConfig.extra_files`."""
-    path = directory / f"{name}.safetensors"
-    if not path.is_file():
-        raise EngineStartError(
-            f"{directory} has no {path.name}: docs/pooling.md says how to write it of {name}.pt, "
-            "which can run code when it is read"
-        )
-    return SafetensorsFile(path, f"{name}.")
+    for path in (directory / f"{name}.safetensors", directory / f"{name}.pt"):
+        if path.is_file():
+            return _open_alone(path, f"{name}.")
+    raise EngineStartError(f"{directory} has neither {name}.safetensors nor {name}.pt")
+
+
+def _open_alone(path: Path, prefix: str) -> CheckpointFile:
+    """A file of tensors that is no whole checkpoint, by its ending."""
+    return (SafetensorsFile if path.suffix == ".safetensors" else PickleFile)(path, prefix)
 
 
 def _read_header(

@@ -111,7 +111,10 @@ class Source:
 
         files = find_safetensors(self.directory)
         if not files:
-            raise QuantizeError(f"no weights in {self.directory}: looked for {SINGLE_FILE}")
+            raise QuantizeError(
+                f"no weights in {self.directory}: looked for {SINGLE_FILE}; load others with "
+                "transformers and save them with save_pretrained()"
+            )
         if has_own_head(self.directory, self.config):
             raise QuantizeError(
                 f"{self.directory} has an LM head that differs from the embeddings, although its "

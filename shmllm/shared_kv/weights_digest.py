@@ -5,6 +5,8 @@ It is SHA-256 over the names and contents of the files that decide a model's num
     config.json, config.VERSION.json    the second kind is what transformers lets config.json name
     *.safetensors                       but adapter_*.safetensors
     model.safetensors.index.json        and the files that it lists, whatever their names are
+    pytorch_model*.bin                  if there are none of the above
+    pytorch_model.bin.index.json        as the other one
     *.gguf                              and the pieces of a model to whose first piece a link points
 
 The loader may pass over some of them. A checkpoint with one file more has another digest then, and
@@ -41,6 +43,7 @@ _VERSION = 1
 _BUFFER_BYTES = 2**20
 _MOST_NOTE_BYTES = 2**24
 _INDEX = "model.safetensors.index.json"
+_PICKLE_INDEX = "pytorch_model.bin.index.json"
 _GGUF_PIECE = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 _GGUF_MODEL = "model.gguf"
 
@@ -158,21 +161,25 @@ def _named_files(place: str) -> _Files:
     if os.path.isfile(place):
         return _gguf_files(_GGUF_MODEL, place)
     files: _Files = {}
+    pickles: _Files = {}
     with os.scandir(place) as entries:
         for entry in entries:
+            if _is_pickle(entry.name) and entry.is_file():
+                pickles[entry.name] = _File(entry.path, _State.of(entry.stat()))
             if not _is_selected(entry.name) or not entry.is_file():
                 continue
             if entry.name.endswith(".gguf") and not _GGUF_PIECE.fullmatch(entry.name):
                 files |= _gguf_files(entry.name, entry.path)
             else:
                 files[entry.name] = _File(entry.path, _State.of(entry.stat()))
-    return files
+    has_others = any(map(_has_weights, files)) or _INDEX in files
+    return files if has_others else files | pickles
 
 
 def _all_files(place: str) -> _Files:
     """The files that are found by their names, and those that the index lists."""
     files = _named_files(place)
-    index = files.get(_INDEX)
+    index = files.get(_INDEX) or files.get(_PICKLE_INDEX)
     for name in _listed_in(index.path) if index is not None else ():
         path = os.path.join(place, name)
         if name not in files and os.path.isfile(path):
@@ -185,6 +192,11 @@ def _is_selected(name: str) -> bool:
         return not name.startswith("adapter_")
     is_config = name.startswith("config.") and name.endswith(".json")
     return is_config or name == _INDEX or name.endswith(".gguf")
+
+
+def _is_pickle(name: str) -> bool:
+    is_file = name.startswith("pytorch_model") and name.endswith(".bin")
+    return is_file or name == _PICKLE_INDEX
 
 
 def _has_weights(name: str) -> bool:

@@ -14,6 +14,7 @@ from support.draft_heads import EagleHead, FirstEagleHead
 from support.drafting import OPTIONS, drafting, record_drafts
 from support.medusa_heads import MedusaHeads
 from support.model_helpers import reference_model, save
+from support.pickled import pickle_weights
 from support.reference_models import make_model
 from support.variants import slow
 
@@ -77,6 +78,7 @@ def test_a_head_drafts_what_its_formulas_say(
     ("form", "options", "method"),
     [
         ("plain", {"bias": True}, None),
+        ("pickled", {}, None),
         slow("eagle", {"has_table": False}, None),
         slow("named", {"kind": "qwen2", "num_layers": 2}, None),
         slow("named", {"has_head": True}, "eagle"),
@@ -87,7 +89,9 @@ def test_a_head_of_eagle_1_drafts_what_its_formulas_say(
 ) -> None:
     reference = reference_model("qwen3", **LONG)
     head = FirstEagleHead(reference, **options)
-    directory = str(head.save(tmp_path / "head", form))
+    directory = str(head.save(tmp_path / "head", "plain" if form == "pickled" else form))
+    if form == "pickled":
+        pickle_weights(Path(directory))
     model = str(save(reference, tmp_path / "model"))
     given = {} if method is None else {"method": method}
     assert_drafts_of(reference, head, model, directory, "eagle", **given)

@@ -23,6 +23,7 @@ from support.encoder_texts import (
     reference_tokens,
 )
 from support.one_thread import one_thread
+from support.pickled import pickle_weights
 from support.variants import slow
 
 from shmllm import (
@@ -40,7 +41,12 @@ BASE: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "multiprocess": Fa
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole": {},
     "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 2},
-    "few blocks": {"num_gpu_blocks_override": 13, "max_num_seqs": 3, "block_size": 16},
+    "few blocks": {
+        "num_gpu_blocks_override": 13,
+        "scheduler_reserve_full_isl": False,
+        "max_num_seqs": 3,
+        "block_size": 16,
+    },
     "no cache": {"enable_prefix_caching": False},
     "two threads": {"num_threads": 2},
 }
@@ -306,3 +312,19 @@ def test_command(subject: Subject, tmp_path: Path) -> None:
     refused = command("generate", *engine, "--chat", "--decoder-prompt", "x", "y")
     assert refused.returncode == 2
     assert b"--decoder-prompt cannot be used with chats" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["marian", *map(slow, sorted({*RECIPES} - {"marian"}))])
+def test_pickles_with_all_names_of_tied_weights_have_the_same_tokens(
+    name: str, tmp_path: Path
+) -> None:
+    model = make_encoder_decoder(tmp_path, name)
+    texts = [{"prompt_token_ids": text} for text in TEXTS[:2]]
+    found = []
+    for is_pickled in (False, True):
+        if is_pickled:
+            pickle_weights(tmp_path, model.state_dict())
+        with LLM(str(tmp_path), **BASE) as llm:
+            outputs = llm.generate(texts, PARAMS, use_tqdm=False)
+            found.append([output.outputs[0].token_ids for output in outputs])
+    assert found[0] == found[1]

@@ -138,7 +138,9 @@ class TestAdapters(AdaptersConformance):
             {"speculative_config": {"method": "ngram", "prompt_lookup_min": 1, "adaptive": False}}
         ),
         slow({"dtype": "bfloat16"}),
-        slow({"num_gpu_blocks_override": 14, "max_num_seqs": 16}),
+        slow(
+            {"num_gpu_blocks_override": 14, "max_num_seqs": 16, "scheduler_reserve_full_isl": False}
+        ),
         slow({"num_threads": 4}),
     ],
     ids=str,

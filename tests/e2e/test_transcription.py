@@ -39,7 +39,11 @@ BASE: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "multiprocess": Fa
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole": {},
     "chunks": {"max_num_batched_tokens": 8, "max_num_seqs": 2},
-    "few blocks": {"num_gpu_blocks_override": 19, "max_num_seqs": 3},
+    "few blocks": {
+        "num_gpu_blocks_override": 19,
+        "max_num_seqs": 3,
+        "scheduler_reserve_full_isl": False,
+    },
     "no cache": {"enable_prefix_caching": False},
     "two threads": {"num_threads": 2},
 }

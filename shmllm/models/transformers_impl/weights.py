@@ -18,13 +18,8 @@ from transformers.utils import logging
 
 from shmllm.errors import EngineStartError
 from shmllm.models.checkpoint import stored_twice
-from shmllm.models.safetensors_file import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    find_safetensors,
-    reading,
-    release_pages,
-)
+from shmllm.models.safetensors_file import INDEX_FILE, SINGLE_FILE, find_safetensors
+from shmllm.models.tensor_files import reading, release_pages
 from shmllm.models.transformers_impl.module import error_words
 from shmllm.models.transformers_impl.storage import weights_of
 

@@ -140,9 +140,18 @@ def test_an_adapter_names_its_base_and_what_to_do(tmp_path: Path) -> None:
     assert contents_of(tmp_path).format == "safetensors"
 
 
-def test_pickled_weights_are_refused_unless_none_are_needed(model: Path) -> None:
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    with pytest.raises(EngineStartError, match=r"pickle \(pytorch_model.bin\).*save_pretrained"):
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickles_with_transformers_names_are_weights(name: str, model: Path) -> None:
+    (model / "model.safetensors").rename(model / name)
+    check_model(model, needs_weights=True)
+    record = record_of_model("m", "local", model)
+    assert (record.format, record.problem) == ("pickle", None)
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "model.pt", "model.pth"])
+def test_other_pickles_are_refused_unless_no_weights_are_needed(name: str, model: Path) -> None:
+    (model / "model.safetensors").rename(model / name)
+    with pytest.raises(EngineStartError, match=rf"pickle \({name}\).*save_pretrained"):
         check_model(model, needs_weights=True)
     check_model(model, needs_weights=False)
     assert record_of_model("m", "local", model).format == "pickle"

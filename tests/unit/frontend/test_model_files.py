@@ -29,6 +29,9 @@ class LocalEntryNotFoundError(Exception):
 def hub(monkeypatch, tmp_path):
     """A fake hub with the model "org/good". The fixture is the list of its calls."""
     calls = []
+    found = tmp_path / "found"
+    found.mkdir()
+    (found / "model.safetensors").touch()
 
     def snapshot_download(name, **kwargs):
         calls.append((name, kwargs))
@@ -36,7 +39,7 @@ def hub(monkeypatch, tmp_path):
             raise LocalEntryNotFoundError("no answer\nand more")
         if name != "org/good":
             raise RuntimeError("404\nnot there")
-        return "/cache/org/good"
+        return str(found)
 
     module = types.SimpleNamespace(
         snapshot_download=snapshot_download,
@@ -70,8 +73,18 @@ def test_a_directory_is_found(form, tmp_path, hub):
     assert not hub
 
 
-def test_a_hub_id_is_downloaded(hub):
-    assert str(resolve_model("org/good", Hub("v1", "secret", "/d"))) == "/cache/org/good"
+def test_pickles_are_downloaded_if_there_are_no_other_weights(hub, tmp_path):
+    (tmp_path / "found" / "model.safetensors").unlink()
+    resolve_model("org/good")
+    first, second = (options["allow_patterns"] for _, options in hub)
+    for file in ("pytorch_model-00001-of-00002.bin", "2_Dense/pytorch_model.bin", "a_linear.pt"):
+        assert not any(fnmatch.fnmatch(file, pattern) for pattern in first)
+        assert any(fnmatch.fnmatch(file, pattern) for pattern in second)
+
+
+def test_a_hub_id_is_downloaded(hub, tmp_path):
+    assert resolve_model("org/good", Hub("v1", "secret", "/d")) == tmp_path / "found"
+    assert len(hub) == 1
     name, options = hub[0]
     assert (name, options["revision"]) == ("org/good", "v1")
     assert (options["token"], options["cache_dir"]) == ("secret", "/d")

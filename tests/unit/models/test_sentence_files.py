@@ -265,13 +265,15 @@ def test_what_does_not_fit_together_is_refused(
     refused(model(tmp_path, *modules), shown)
 
 
-def test_pickled_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_weights_of_projections_may_be_pickles(tmp_path: Path) -> None:
     model(tmp_path, ("Pooling", NEW_MEAN), ("Dense", dense()))
     weights = tmp_path / "2_Dense" / "model.safetensors"
-    weights.rename(weights.with_name("pytorch_model.bin"))
-    refused(tmp_path, "2_Dense has pytorch_model.bin", "save_pretrained")
-    weights.with_name("pytorch_model.bin").unlink()
-    refused(tmp_path, "2_Dense has no model.safetensors")
+    pickled = weights.rename(weights.with_name("pytorch_model.bin"))
+    files = read_sentence_files(tmp_path)
+    assert files is not None
+    assert [each.path for each in files.dense] == [pickled]
+    pickled.unlink()
+    refused(tmp_path, "2_Dense has neither model.safetensors nor pytorch_model.bin")
 
 
 def test_a_late_interaction_of_version_6(tmp_path: Path) -> None:

@@ -47,6 +47,13 @@ OTHERS = {
 }
 
 
+PICKLES = {
+    "pytorch_model.bin": b"pickled",
+    "pytorch_model.bin.index.json": json.dumps({"weight_map": {"a": "more-pickles"}}).encode(),
+    "more-pickles": b"a shard that only the index names",
+}
+
+
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder, which is removed after the test and contains the user's cache directory."""
@@ -593,3 +600,15 @@ def test_a_checkpoint_that_is_written_again_has_changed(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"y")
     assert has_changed_since(tmp_path, moment)
     assert has_changed_since(tmp_path / "absent", moment)
+
+
+def test_pickles_count_if_there_are_no_other_weights(folder: Path) -> None:
+    config = {"config.json": CONTENTS["config.json"]}
+    digests = {digest_of(make(folder / "whole", config | PICKLES))}
+    for name in PICKLES:
+        other = config | PICKLES | {name: PICKLES[name] + b" "}
+        digests.add(digest_of(make(folder / name, other)))
+    digests.add(digest_of(make(folder / "one", config | {"pytorch_model.bin": b"pickled"})))
+    assert len(digests) == 5
+    beside = make(folder / "beside", CONTENTS | PICKLES)
+    assert digest_of(beside) == digest_of(make(folder / "without", CONTENTS))

@@ -1,0 +1,121 @@
+"""Reads checkpoints that torch.save has written: one file, or shards with an index.
+
+Such a file is a zip archive of a pickle and the tensors' memory, which is mapped. torch's unpickler
+for weights reads the pickle: it makes tensors and plain containers only, and runs no code of the
+file. Files of torch before 1.6 are no archives; they are read into memory as a whole.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import one_line
+from shmllm.models.checkpoint import PackedTarget
+from shmllm.models.tensor_files import UnchangedFile, find_shards, reading, release_pages
+
+SINGLE_PICKLE = "pytorch_model.bin"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+_DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.int64),
+)
+_LONGEST_REASON = 200
+
+
+class PickleFile(UnchangedFile):
+    """One file; see `checkpoint.CheckpointFile`.
+
+    Args:
+        path: the file, a state dict: tensors by their names.
+        prefix: what stands before the names that the file has, in all names here.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        super().__init__(path)
+        self._prefix = prefix
+        self._tensors: dict[str, Tensor] = {}
+        self._is_mapped = False
+
+    def _open(self) -> None:
+        self._is_mapped = zipfile.is_zipfile(self.path)
+        try:
+            found = torch.load(
+                str(self.path), map_location="cpu", weights_only=True, mmap=self._is_mapped
+            )
+        except OSError:
+            raise
+        except pickle.UnpicklingError as error:
+            raise EngineStartError(
+                f"{self.path} has more than tensors, or is damaged, and is not read "
+                f"({one_line(error)[:_LONGEST_REASON]}); load it with transformers and save it "
+                "again with save_pretrained()"
+            ) from None
+        except Exception as error:  # a damaged pickle may cause any
+            raise EngineStartError(
+                f"{self.path} is damaged or no file of torch.save "
+                f"({type(error).__name__}: {one_line(error)[:_LONGEST_REASON]}); copy or download "
+                "it again"
+            ) from None
+        if not isinstance(found, dict):
+            raise EngineStartError(f"{self.path} has a {type(found).__name__}, no tensors by names")
+        for name, tensor in found.items():
+            self._check_entry(name, tensor)
+        self._tensors = {f"{self._prefix}{name}": tensor for name, tensor in found.items()}
+
+    def _check_entry(self, name: object, tensor: object) -> None:
+        if not isinstance(name, str) or not name.isprintable():
+            raise EngineStartError(f"{self.path} has a tensor with the name {name!r:.80}")
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise EngineStartError(
+                f"{self.path}: {name} is no tensor but a {type(tensor).__name__}; load the file "
+                "with torch and save the tensors by their names"
+            )
+
+    def _close(self) -> None:
+        self._tensors = {}
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def check(self, name: str) -> None:
+        dtype = self._tensors[name].dtype
+        if dtype not in _DTYPES:
+            known = ", ".join(str(each).removeprefix("torch.") for each in _DTYPES)
+            raise EngineStartError(
+                f"{self.path}: {name} has type {str(dtype).removeprefix('torch.')}; supported: "
+                f"{known}"
+            )
+
+    def kinds(self) -> dict[str, str]:
+        return {}
+
+    def read_packed(self, name: str, matrix: PackedTarget) -> None:
+        raise NotImplementedError("no tensor is packed")
+
+    @contextmanager
+    def tensor(self, name: str) -> Iterator[Tensor]:
+        self._check_unchanged()
+        self.check(name)
+        tensor = self._tensors[name]
+        with reading(tensor, f"{name} in {self.path}"):
+            yield tensor.contiguous()
+        self.num_bytes_read += tensor.nbytes
+        if self._is_mapped and tensor.is_contiguous():
+            release_pages(tensor)
+
+
+def find_pickles(directory: Path) -> list[PickleFile]:
+    """The files of a checkpoint in a directory; none if it has none that torch.save has written.
+
+    Raises:
+        EngineStartError: the index is damaged, or a file that it lists is missing.
+    """
+    return [PickleFile(path) for path in find_shards(directory, SINGLE_PICKLE, PICKLE_INDEX)]

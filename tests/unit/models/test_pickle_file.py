@@ -1,0 +1,166 @@
+"""Checkpoints of torch.save have the tensors of safetensors files, and run no code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from shmllm import LLM, SamplingParams
+from shmllm.errors import EngineStartError
+from shmllm.frontend.model_files import resolve_model
+from shmllm.models.pickle_file import PICKLE_INDEX, SINGLE_PICKLE, PickleFile, find_pickles
+
+PARAMS = SamplingParams(temperature=0, max_tokens=8)
+OPTIONS: dict[str, Any] = {"multiprocess": False, "kv_cache_memory_bytes": 2**26}
+
+
+def saved(tensors: Any, path: Path, **options: Any) -> PickleFile:
+    torch.save(tensors, path, **options)
+    return PickleFile(path)
+
+
+def read(file: PickleFile) -> dict[str, torch.Tensor]:
+    found = {}
+    with file:
+        for name in file.shapes():
+            with file.tensor(name) as tensor:
+                found[name] = tensor.clone()
+    return found
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    whole = torch.arange(24.0).reshape(4, 6)
+    return {
+        "a": whole,
+        "tied": whole,
+        "rows": whole[1:3],
+        "columns": whole.T,
+        "half": torch.randn(3, 5).bfloat16(),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+@pytest.mark.parametrize("is_archive", [True, False], ids=["archive", "before torch 1.6"])
+def test_tensors_are_read_twice_with_their_bits(
+    tensors: dict[str, torch.Tensor], is_archive: bool, tmp_path: Path
+) -> None:
+    file = saved(tensors, tmp_path / "m.bin", _use_new_zipfile_serialization=is_archive)
+    for _ in range(2):
+        found = read(file)
+        assert found.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(found[name], tensor)
+            assert found[name].dtype == tensor.dtype
+    assert file.num_bytes == file.path.stat().st_size
+    assert file.num_bytes_read == sum(each.nbytes for each in tensors.values())
+
+
+def test_a_prefix_is_a_part_of_all_names(tmp_path: Path) -> None:
+    torch.save({"weight": torch.ones(2)}, tmp_path / "m.bin")
+    found = read(PickleFile(tmp_path / "m.bin", "head."))
+    assert list(found) == ["head.weight"]
+
+
+class Harmful:
+    """Makes a file where an ordinary unpickler reads it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_no_code_of_a_file_runs(is_archive: bool, tmp_path: Path) -> None:
+    content = {"a": torch.ones(2), "b": Harmful(tmp_path / "made")}
+    file = saved(content, tmp_path / "m.bin", _use_new_zipfile_serialization=is_archive)
+    with pytest.raises(EngineStartError, match=r"m\.bin has more than tensors.*save_pretrained"):
+        file.__enter__()
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([torch.ones(2)], "has a list, no tensors by names"),
+        ({"model": {"a": torch.ones(2)}}, "model is no tensor but a dict"),
+        ({1: torch.ones(2)}, "has a tensor with the name 1"),
+        ({"a\nb": torch.ones(2)}, r"has a tensor with the name 'a\\nb'"),
+        ({"a": torch.ones(2).to_sparse()}, "a is no tensor but a Tensor"),
+        (7, "has a int"),
+    ],
+)
+def test_what_is_no_state_dict_is_refused(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError, match=message):
+        saved(content, tmp_path / "m.bin").__enter__()
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9, 0.999])
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_a_truncated_file_is_an_error(is_archive: bool, kept: float, tmp_path: Path) -> None:
+    content = {"a": torch.ones(300, 7)}
+    file = saved(content, tmp_path / "m.bin", _use_new_zipfile_serialization=is_archive)
+    whole = file.path.read_bytes()
+    file.path.write_bytes(whole[: int(kept * len(whole))])
+    with pytest.raises(EngineStartError, match=re.escape(str(file.path))):
+        read(file)
+
+
+def test_an_archive_of_something_else_is_an_error(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.bin", "w") as archive:
+        archive.writestr("a", "text")
+    with pytest.raises(EngineStartError, match=r"damaged or no file of torch\.save"):
+        PickleFile(tmp_path / "m.bin").__enter__()
+
+
+def test_integers_of_32_bits_are_no_weights(tmp_path: Path) -> None:
+    file = saved({"a": torch.ones(2, dtype=torch.int32)}, tmp_path / "m.bin")
+    with file, pytest.raises(EngineStartError, match="a has type int32; supported: float64, fl"):
+        file.check("a")
+
+
+def test_a_file_that_changes_is_an_error(tmp_path: Path) -> None:
+    file = saved({"a": torch.ones(2)}, tmp_path / "m.bin")
+    read(file)
+    torch.save({"a": torch.ones(300)}, file.path)
+    with pytest.raises(EngineStartError, match=r"has changed while it was read"):
+        read(file)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    assert find_pickles(tmp_path) == []
+    index = {"weight_map": {"a": "pytorch_model-1.bin"}}
+    (tmp_path / PICKLE_INDEX).write_text(json.dumps(index))
+    with pytest.raises(EngineStartError, match=r"missing shard .*-1\.bin, which .*index\.json"):
+        find_pickles(tmp_path)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_model_has_the_tokens_of_its_safetensors_file(num_shards: int, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(resolve_model("tiny"), directory)
+    with LLM(str(directory), **OPTIONS) as llm:
+        wanted = llm.generate("import os", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    if num_shards == 1:
+        torch.save(tensors, directory / SINGLE_PICKLE)
+    else:
+        names = {name: f"pytorch_model-{i % 2}.bin" for i, name in enumerate(tensors)}
+        for shard in set(names.values()):
+            own = {name: tensors[name] for name in tensors if names[name] == shard}
+            torch.save(own, directory / shard)
+        (directory / PICKLE_INDEX).write_text(json.dumps({"weight_map": names}))
+    with LLM(str(directory), **OPTIONS) as llm:
+        found = llm.generate("import os", PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+    assert found == wanted
