@@ -32,7 +32,12 @@ class Bench:
     ):
         self.cache = EncoderCache(capacity, cuts_spans=not longest_span)
         self.manager = KVCacheManager(num_blocks + 1, 4, enable_prefix_caching=True)
-        config = SchedulerConfig(num_seqs, budget, long_prefill_token_threshold=longest_chunk)
+        config = SchedulerConfig(
+            num_seqs,
+            budget,
+            long_prefill_token_threshold=longest_chunk,
+            scheduler_reserve_full_isl=False,
+        )
         self.scheduler = Scheduler(
             config, self.manager, longest_span=longest_span, encoder_cache=self.cache
         )

@@ -21,7 +21,11 @@ class Bench:
     """An engine core with a fake runner. It records the outputs of each request."""
 
     def __init__(self, **changes: int) -> None:
-        config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
+        config = EngineConfig(
+            LoadConfig("nowhere"),
+            CacheConfig(),
+            SchedulerConfig(8, 64, scheduler_reserve_full_isl=False),
+        )
         self.runner = FakeRunner(info(**changes))
         self.num_wakes = 0
         self.core = EngineCore(config, self.runner, self.wake)
@@ -119,7 +123,11 @@ def test_a_plan_has_the_constraints_of_the_requests_that_it_samples(bench: Bench
 
 
 def test_an_incomplete_prompt_has_no_constraint_in_the_plan() -> None:
-    config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 4))
+    config = EngineConfig(
+        LoadConfig("nowhere"),
+        CacheConfig(),
+        SchedulerConfig(8, 4, scheduler_reserve_full_isl=False),
+    )
     runner = FakeRunner(info())
     core = EngineCore(config, runner)
     runner.compile_grammar("g").set_result(lambda: FakeConstraint(2))

@@ -95,7 +95,9 @@ class Engine:
         self.tier = tier or Tier()
         self.problems: list[str] = []
         self.kv_cache = KVCacheManager(num_blocks + 1, SIZE, True)
-        self.scheduler = Scheduler(SchedulerConfig(num_seqs, 64), self.kv_cache)
+        self.scheduler = Scheduler(
+            SchedulerConfig(num_seqs, 64, scheduler_reserve_full_isl=False), self.kv_cache
+        )
         self.scheduler.connector = self.connector = SchedulerConnector(
             self.tier, "a:B", role, self.kv_cache, self.problems.append
         )

@@ -20,7 +20,9 @@ class Bench:
 
     def __init__(self, *, num_blocks=32, budget=64, num_seqs=8):
         self.manager = KVCacheManager(num_blocks + 1, 4, True)
-        self.scheduler = Scheduler(SchedulerConfig(num_seqs, budget), self.manager)
+        self.scheduler = Scheduler(
+            SchedulerConfig(num_seqs, budget, scheduler_reserve_full_isl=False), self.manager
+        )
         self.runner = FakeRunner(info(num_blocks=num_blocks, block_size=4))
         self.tokens, self.logprobs = defaultdict(list), defaultdict(list)
         self.prompt = defaultdict(list)

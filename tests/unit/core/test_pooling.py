@@ -22,7 +22,8 @@ class Bench:
 
     def __init__(self, num_blocks=32, budget=64, policy="fcfs"):
         self.scheduler = Scheduler(
-            SchedulerConfig(8, budget, policy), KVCacheManager(num_blocks + 1, 4, True)
+            SchedulerConfig(8, budget, policy, scheduler_reserve_full_isl=False),
+            KVCacheManager(num_blocks + 1, 4, True),
         )
         self.runner = FakeRunner(info(num_blocks=num_blocks))
         self.vectors, self.tokens, self.cached, self.ends = {}, {}, {}, {}

@@ -33,7 +33,7 @@ class Bench:
 
     def __init__(self, num_blocks=32, num_seqs=8, budget=64, caching=False):
         self.manager = KVCacheManager(num_blocks + 1, 4, caching)
-        config = SchedulerConfig(num_seqs, budget, "priority")
+        config = SchedulerConfig(num_seqs, budget, "priority", scheduler_reserve_full_isl=False)
         self.scheduler = Scheduler(config, self.manager)
         self.runner = FakeRunner(info(num_blocks=num_blocks))
         self.tokens = defaultdict(list)

@@ -356,7 +356,11 @@ class Engine:
     """An engine core whose fake runner overlaps steps, with shared blocks."""
 
     def __init__(self, lag, num_blocks=16):
-        config = EngineConfig(LoadConfig("nowhere"), CacheConfig(), SchedulerConfig(8, 64))
+        config = EngineConfig(
+            LoadConfig("nowhere"),
+            CacheConfig(),
+            SchedulerConfig(8, 64, scheduler_reserve_full_isl=False),
+        )
         self.runner = FakeRunner(info(num_blocks=num_blocks), lag)
         self.core = EngineCore(config, self.runner)
         self.shared = FakeSharedBlocks()

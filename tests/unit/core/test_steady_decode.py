@@ -26,7 +26,9 @@ class Engine:
 
     def __init__(self, num_blocks: int, budget: int) -> None:
         self.kv_cache = KVCacheManager(num_blocks, 4, enable_prefix_caching=True)
-        self.scheduler = Scheduler(SchedulerConfig(6, budget), self.kv_cache)
+        self.scheduler = Scheduler(
+            SchedulerConfig(6, budget, scheduler_reserve_full_isl=False), self.kv_cache
+        )
         self.before: StepPlan | None = None
         self.num_repeats = 0
 
