@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from shmllm.errors import EngineStartError
 from shmllm.formats import kimi_settings
 from shmllm.formats.image_defaults import COMMON, DEFAULTS
-from shmllm.formats.internvl_chat import published_image_settings
 from shmllm.formats.processor_files import PROCESSOR, read_object, read_section
+from shmllm.formats.published import published_image_settings
 
 _OF_THE_PROCESSOR = {
     "Lfm2VlImageProcessor": ("use_image_special_tokens",),

@@ -86,6 +86,7 @@ ARCHITECTURES: dict[str, str] = {
     "DeciLMForCausalLM": "decilm",
     "DeepseekForCausalLM": "deepseek",
     "DeepseekOcr2ForConditionalGeneration": "deepseek_ocr2",
+    "DeepseekOcrForConditionalGeneration": "deepseek_ocr",
     "DeepseekVLForConditionalGeneration": "deepseek_vl",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV32ForCausalLM": "deepseek_v32",
@@ -297,6 +298,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "ColPaliForRetrieval": ("gemma", "gemma2"),
     "ColQwen2ForRetrieval": ("qwen2_vl_text",),
     "DeepseekOcr2ForConditionalGeneration": ("deepseek_ocr2_text",),
+    "DeepseekOcrForConditionalGeneration": ("deepseek_ocr2_text",),
     "DeepseekVLForConditionalGeneration": ("llama",),
     "CohereCompassForConditionalGeneration": ("cohere_compass_text",),
     "Exaone4_5_ForConditionalGeneration": ("exaone4", "exaone4_5_text"),
@@ -363,3 +365,12 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
 """For each architecture of a multimodal model, the values that ``model_type`` of its
 ``text_config`` may have; the first one if it is absent. Other language models in the same
 architecture are other families."""
+
+_WINDOW_OF_REPLIES = (
+    "a token of a reply attends to all of its prompt, and of the reply to the last sliding_window "
+    "tokens alone, which no kernel computes; DeepSeek-OCR, whose tower it has, is supported"
+)
+REFUSED: dict[str, str] = dict.fromkeys(
+    ("UnlimitedOCRForCausalLM", "UnlimitedOcrForConditionalGeneration"), _WINDOW_OF_REPLIES
+)
+"""Why architectures that users may expect are not in `ARCHITECTURES`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.draft_heads import in_terms_of_vllm
-from shmllm.formats.internvl_chat import in_terms_of_transformers
+from shmllm.formats.published import in_terms_of_transformers
 from shmllm.formats.thinker import thinker_of
 from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
 from shmllm.models.fields import Fields, read_json_object

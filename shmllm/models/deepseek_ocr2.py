@@ -4,6 +4,7 @@ DeepSeek-V2's experts with Llama's attention."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v2 import read_experts
@@ -20,7 +21,7 @@ from shmllm.models.readers import (
     with_rope,
 )
 from shmllm.models.vision.fields import MOST_LAYERS, read_item_token, read_num_heads, vision_fields
-from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, ReaderSpec
+from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, ReaderSpec, TwoSizesTower
 from shmllm.models.vision.specs import VisionSpec
 
 _DEFAULTS = {
@@ -31,9 +32,16 @@ _DEFAULTS = {
     "num_attention_heads": 32,
 }
 _TIED = "tie_word_embeddings"
+IMAGE_TOKEN = 128_815
 
 
 def configure(fields: Fields) -> ModelConfig:
+    model = read_text_model(fields)
+    return replace(model, vision=read_vision(fields, model.vocab_size))
+
+
+def read_text_model(fields: Fields) -> ModelConfig:
+    """Returns the language model: DeepSeek-V2's experts with Llama's attention."""
     tied = fields.whole.flag(_TIED, False)  # that of the language model does not count
     fields = fields.with_values(fields.values | {_TIED: tied, "head_dim": None})
     fields = fields.with_defaults(_DEFAULTS)
@@ -43,8 +51,7 @@ def configure(fields: Fields) -> ModelConfig:
     bias = fields.flag("attention_bias", False)
     attention = with_rope(read_attention(fields, bias=bias, output_bias=bias), fields, positions)
     layers = with_mlps(fields, [attention] * read_num_layers(fields), read_experts(fields))
-    model = read_model(fields, layers, positions)
-    return replace(model, vision=read_vision(fields, model.vocab_size))
+    return read_model(fields, layers, positions)
 
 
 def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
@@ -52,30 +59,41 @@ def read_vision(fields: Fields, vocab_size: int) -> VisionSpec | None:
     vision = vision_fields(fields, "deepseek_ocr2_vision")
     if vision is None:
         return None
-    sam = _section(vision, "sam_config", "deepseek_ocr2_sam_vision_model")
+    reader = _read_reader(section(vision, "encoder_config", "deepseek_ocr2_encoder"))
+    sam = section(vision, "sam_config", "deepseek_ocr2_sam_vision_model")
     width, ratio = sam.integer("hidden_size", 768), sam.number("mlp_ratio", 4.0)
-    shared = read_sam(sam.with_defaults({"mlp_dim": int(width * ratio)}))
-    encoder = shared["encoder"]
-    if encoder.image_size != (size := DeepseekOcr2Tower.WHOLE_SIDE * encoder.patch_size):
-        raise sam.error(f"image_size {encoder.image_size} is not supported; supported: {size}")
-    reader = _read_reader(_section(vision, "encoder_config", "deepseek_ocr2_encoder"))
-    widths = [512, 896] if (found := sam.values.get("downsample_channels")) is None else found
-    if not isinstance(widths, list) or len(widths) != 2 or widths[1] != reader.hidden_size:
-        raise sam.error(
-            f"'downsample_channels' must be two numbers, the second one {reader.hidden_size}, the "
-            f"hidden_size of encoder_config, not {widths!r}"
-        )
-    inner = Fields({"downsample_channels": widths[0]}, sam.where).integer("downsample_channels")
+    sam = sam.with_defaults({"mlp_dim": int(width * ratio), "downsample_channels": [512, 896]})
     return VisionSpec(
-        image_token=read_item_token(fields, ("image_token_id",), 128_815, vocab_size),
-        tower=DeepseekOcr2Tower(**shared, inner=inner, reader=reader),
+        image_token=read_item_token(fields, ("image_token_id",), IMAGE_TOKEN, vocab_size),
+        tower=DeepseekOcr2Tower(**read_halved(sam, reader.hidden_size), reader=reader),
     )
 
 
-def _section(vision: Fields, name: str, model_type: str) -> Fields:
+def section(vision: Fields, name: str, model_type: str) -> Fields:
     """Returns the fields of a part of ``vision_config``, whose defaults count if it is absent."""
     part = vision.section(name, model_type)
     return Fields({}, f"{vision.where}: {name}") if part is None else part
+
+
+def read_halved(sam: Fields, width: int) -> dict[str, Any]:
+    """Returns the attributes of a `TwoSizesTower`, without what reads the result of convolutions.
+
+    Args:
+        sam: the fields of SAM's encoder.
+        width: that of the result.
+    """
+    shared = read_sam(sam)
+    encoder = shared["encoder"]
+    if encoder.image_size != (size := TwoSizesTower.WHOLE_SIDE * encoder.patch_size):
+        raise sam.error(f"image_size {encoder.image_size} is not supported; supported: {size}")
+    widths = sam.values["downsample_channels"]
+    if not isinstance(widths, list) or len(widths) != 2 or widths[1] != width:
+        raise sam.error(
+            f"'downsample_channels' must be two numbers, the second one {width}, the hidden_size "
+            f"of encoder_config, not {widths!r}"
+        )
+    inner = Fields({"downsample_channels": widths[0]}, sam.where).integer("downsample_channels")
+    return shared | {"inner": inner}
 
 
 def _read_reader(fields: Fields) -> ReaderSpec:

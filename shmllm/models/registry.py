@@ -12,7 +12,7 @@ from typing import Any
 from shmllm.errors import EngineStartError
 from shmllm.formats.text_files import read_text
 from shmllm.formats.thinker import THINKERS
-from shmllm.models.architectures import ARCHITECTURES
+from shmllm.models.architectures import ARCHITECTURES, REFUSED
 
 
 class Purpose(Enum):
@@ -105,6 +105,8 @@ def find_family(architecture: str) -> Any:
     if architecture in REGISTERED:
         return _find_registered(architecture, REGISTERED[architecture])
     name = architecture if architecture in ARCHITECTURES else _of_same_stem(architecture)
+    if architecture in REFUSED:
+        raise EngineStartError(f"{architecture} is not supported: {REFUSED[architecture]}")
     if name not in ARCHITECTURES:
         raise EngineStartError(_unknown(architecture))
     return import_module(f"shmllm.models.{ARCHITECTURES[name]}")

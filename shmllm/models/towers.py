@@ -41,6 +41,7 @@ from shmllm.models.text.specs import BartTower, GemmaTower, T5Tower, TextSpec
 from shmllm.models.text.t5 import T5Encoder
 from shmllm.models.tower import Tower
 from shmllm.models.vision.aya_vision import AyaVision
+from shmllm.models.vision.deepseek_ocr import DeepseekOcr
 from shmllm.models.vision.deepseek_ocr2 import DeepseekOcr2
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.gemma4 import Gemma4
@@ -84,7 +85,7 @@ from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
 from shmllm.models.vision.qwen3_vl import Qwen3
-from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, GotOcr2Tower
+from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, DeepseekOcrTower, GotOcr2Tower
 from shmllm.models.vision.specs import (
     AyaVisionTower,
     DeepseekVLTower,
@@ -134,6 +135,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Gemma3Tower: Gemma3,
     GotOcr2Tower: GotOcr2,
     PaliGemmaTower: PaliGemma,
+    DeepseekOcrTower: DeepseekOcr,
     DeepseekOcr2Tower: DeepseekOcr2,
     Qwen2Tower: Qwen2,
     Qwen2_5Tower: Qwen2_5,

@@ -390,7 +390,8 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return SOUNDS[request.param](directory)
     model = make_vision_model(request.param, directory)
     any_size = request.param in ANY_SIZE
-    grid, size = (2, 1, 2), 96 if request.param in TWO_SIZES else 64
+    sizes = dict(zip(TWO_SIZES, (80, 96), strict=True))
+    grid, size = (2, 1, 2), sizes.get(request.param, 64)
     if any_size:
         grid, size = (1, 4, 8), model.config.vision_config.patch_size
     elif request.param in (*JOINED, "ovis2"):

@@ -54,7 +54,7 @@ FEW_BLOCKS = {
     "llama4": 27,
 }
 FEW_BLOCKS |= {"got_ocr2": 13, "janus": 12, "kimi_k25": 12, "muse_glimmer": 34, "paligemma": 12}
-FEW_BLOCKS |= {"deepseek_ocr2": 140, "minicpm_ocr": 17}
+FEW_BLOCKS |= {"deepseek_ocr": 140, "deepseek_ocr2": 140, "minicpm_ocr": 17}
 """The size of a pool that has room for about two prompts."""
 
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from support.image_llms import prepared_of
+from support.published_deepseek import publish as publish_deepseek
 from support.torchvision_modules import without_videos
 from support.variants import slow
 from support.vision_models import TWO_SIZES, image_processor, make_vision_model, reference_tokens
@@ -161,7 +162,7 @@ KINDS = {
         "Parse this document to Markdown.",
     ),
     "deepseek_ocr2": Kind(
-        lambda directory: None,  # transformers writes the authors' names
+        publish_deepseek,  # transformers writes the authors' names
         partial(DeepseekOcr2Processor, patch_size=2),
         {},
         "<image>\\n",

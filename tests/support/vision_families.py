@@ -124,6 +124,29 @@ _GLM_IDS = {
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _TILES = ("<fake_token_around_image>", "<image>", "<global-img>", *_ROWS)
 _SOFT_MARKS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
+_DEEPSEEK_OCR: dict[str, Any] = TEXT | {
+    "max_position_embeddings": 2048,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}
+_SAM: dict[str, Any] = {
+    "hidden_size": 16,
+    "output_channels": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "image_size": 128,
+    "patch_size": 2,
+    "window_size": 14,
+    "global_attn_indexes": [1],
+    "downsample_channels": [10, 32],
+}
+_WITHIN_SQUARE: dict[str, Any] = HALF_MEAN | {
+    "resample": BICUBIC,
+    "size": {"height": 128, "width": 128},
+    "background_color": [127, 127, 127],
+}
 _LLAMA4_MARKS = (
     *("<|image_start|>", "<|image_end|>"),
     *("<|tile_x_separator|>", "<|tile_y_separator|>"),
@@ -776,25 +799,32 @@ FAMILIES = {
             "size": _SQUARE,
         },
     ),
+    "deepseek_ocr": VisionFamily(
+        model="UnlimitedOcr",  # the same tower; so wide a window is none
+        text=_DEEPSEEK_OCR | {"sliding_window": 2048},
+        vision={
+            "sam_config": _SAM | {"mlp_dim": 64},
+            "encoder_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 56,
+            },
+        },
+        outer={},
+        marks=(*_CHATML, "<image>"),
+        image="<image>",
+        ids={"image_token_id": "<image>"},
+        chat="<image>\\n",
+        processor=("DeepseekOcr2", "deepseek_ocr2"),
+        settings=_WITHIN_SQUARE | {"tile_size": 80},
+    ),
     "deepseek_ocr2": VisionFamily(
         model="DeepseekOcr2",
-        text=TEXT
-        | {"model_type": "deepseek_ocr2_text", "moe_intermediate_size": 24, "n_routed_experts": 4}
-        | {"max_position_embeddings": 2048}
-        | {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        text=_DEEPSEEK_OCR | {"model_type": "deepseek_ocr2_text"},
         vision={
-            "sam_config": {
-                "hidden_size": 16,
-                "output_channels": 12,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 1,
-                "image_size": 128,
-                "patch_size": 2,
-                "window_size": 14,
-                "global_attn_indexes": [1],
-                "mlp_ratio": 2.0,
-                "downsample_channels": [10, 32],
-            },
+            "sam_config": _SAM | {"mlp_ratio": 2.0},
             "encoder_config": {
                 "hidden_size": 32,
                 "intermediate_size": 48,
@@ -809,13 +839,7 @@ FAMILIES = {
         ids={"image_token_id": "<image>"},
         chat="<image>\\n",
         processor=("DeepseekOcr2", "deepseek_ocr2"),
-        settings=HALF_MEAN
-        | {
-            "resample": BICUBIC,
-            "size": {"height": 128, "width": 128},
-            "tile_size": 96,
-            "background_color": [127, 127, 127],
-        },
+        settings=_WITHIN_SQUARE | {"tile_size": 96},
     ),
     "ovis2": VisionFamily(
         model="Ovis2",

@@ -10,6 +10,7 @@ import importlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import isqrt
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from support import published_deepseek
 from support.kimi_files import save_published
 from support.one_thread import one_thread
 from support.torchvision_modules import import_without_torchvision
@@ -71,7 +73,7 @@ ANY_SIZE = tuple(
     or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen", "video"))
 )
 """Families whose tower takes images of any size."""
-TWO_SIZES = ("deepseek_ocr2",)
+TWO_SIZES = ("deepseek_ocr", "deepseek_ocr2")
 """Families whose tiles have another size than the whole of an image."""
 JOINED = ("llava_next", "llava_next_video", "llava_onevision", "granite4_vision")
 """Families whose tiles make up a picture."""
@@ -118,6 +120,8 @@ def make_vision_model(
     model.generation_config.eos_token_id = None
     if name == "kimi_k25":
         model.save_pretrained = partial(save_published, model, model.save_pretrained)
+    if name == "deepseek_ocr":
+        model.save_pretrained = partial(published_deepseek.save_published, model.save_pretrained)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     _write(directory / "generation_config.json", {"eos_token_id": end})
@@ -130,7 +134,8 @@ def make_vision_model(
 def write_settings(name: str, directory: Path) -> None:
     """Writes the settings of a family's tokenizer and of the preparation of its images."""
     _write(directory / "tokenizer_config.json", _tokenizer_config(FAMILIES[name]))
-    _write(directory / "preprocessor_config.json", image_settings(name))
+    if name != "deepseek_ocr":  # whose settings the configuration of the model has
+        _write(directory / "preprocessor_config.json", image_settings(name))
 
 
 def image_settings(name: str) -> dict[str, Any]:
@@ -229,6 +234,8 @@ def _two_sizes(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
     side = FAMILIES[name].settings["size"]["height"]
     found = {"pixel_values": pixels if is_whole else torch.zeros(1, 3, side, side)}
     found["num_local_patches"] = torch.tensor([0 if is_whole else len(tiles)])
+    if name == "deepseek_ocr":
+        found["patches_grid"] = torch.tensor([grid[:0:-1]])
     return found if is_whole else found | {"pixel_values_local": pixels}
 
 
@@ -349,7 +356,9 @@ def reference_embeddings(
         return torch.cat([first / scale, *parts.values()], -1)
     main: Tensor = torch.cat(list(found.pooler_output))
     if model.vision_family in TWO_SIZES and grid[1:] != (0, 0):
-        return main[: -len(found.last_hidden_state[0]) - 1]  # without the whole and what ends it
+        of_whole = len(found.last_hidden_state[0])
+        ends = isqrt(of_whole) if model.vision_family == "deepseek_ocr" else 0
+        return main[: -of_whole - ends - 1]  # without the whole and what ends it, and its rows
     levels = getattr(found, "deepstack_features", None) or ()
     return torch.cat([main, *(torch.cat(list(each)) for each in levels)], -1)
 
@@ -426,14 +435,17 @@ def joined_inputs(name: str, images: Sequence[Prepared]) -> dict[str, Tensor]:
         return found | (count if name == "llava_onevision" else {})
     if name in TWO_SIZES:  # tiles are before the whole of their image
         tiles = [one.pop("pixel_values_local") for one in each if "pixel_values_local" in one]
-        counts, found = [], {"pixel_values_local": torch.cat(tiles)} if tiles else {}
+        counts, grids = [], []
+        of_all: dict[str, Any] = {"pixel_values_local": torch.cat(tiles)} if tiles else {}
         wholes = [one for image, one in zip(images, each, strict=True) if image.grid[1:] == (0, 0)]
         for before, image in zip([None, *images], images, strict=False):
             if image.grid[1:] == (0, 0):
                 has_tiles = before is not None and before.grid[1:] != (0, 0)
                 counts.append(before.grid[0] if has_tiles and before is not None else 0)
-        found["num_local_patches"] = torch.tensor(counts)
-        return found | {"pixel_values": torch.cat([one["pixel_values"] for one in wholes])}
+                grids.append(before.grid[:0:-1] if has_tiles and before is not None else (1, 1))
+        of_all |= {"num_local_patches": counts}
+        of_all |= {"patches_grid": grids} if name == "deepseek_ocr" else {}
+        return of_all | {"pixel_values": torch.cat([one["pixel_values"] for one in wholes])}
     if name.startswith("minicpm"):
         return {
             "pixel_values": torch.cat([one["pixel_values"] for one in each], -1),

@@ -30,8 +30,8 @@ class PreparedItem:
             3: (1 + crops, 1, 1), the whole image is the first tile. Ovis 2: (tiles, rows, columns),
             likewise. LLaVA-NeXT and LLaVA-OneVision: (tiles, height, width) of the image in pixels,
             likewise. A sound: (frames, 1, 1), without those behind its end, or all of a part; of
-            Music Flamingo (frames, number of the part, 1). Tiles of DeepSeek-OCR 2: (tiles, rows,
-            columns), the whole: (1, 0, 0).
+            Music Flamingo (frames, number of the part, 1). Tiles of DeepSeek-OCR, 1 and 2: (tiles,
+            rows, columns), the whole: (1, 0, 0).
         num_tokens: the number of its embeddings.
         frame_seconds: of a video the time between two frames of its grid.
         times: of a video what a prompt says of the time of each frame of its grid.

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shmllm.formats.internvl_chat import in_terms_of_transformers
 from shmllm.formats.processor_files import PROCESSOR, read_object
+from shmllm.formats.published import in_terms_of_transformers
 from shmllm.formats.thinker import thinker_of
 from shmllm.frontend.placeholders.aya_vision import (
     AyaVisionPlaceholder,
     Cohere2VisionPlaceholder,
 )
-from shmllm.frontend.placeholders.deepseek_ocr2 import DeepseekOcr2Placeholder
+from shmllm.frontend.placeholders.deepseek_ocr2 import (
+    DeepseekOcr2Placeholder,
+    DeepseekOcrPlaceholder,
+)
 from shmllm.frontend.placeholders.exaone4_5 import (
     Exaone45Placeholder,
     Exaone45VideoPlaceholder,
@@ -119,6 +122,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "ColPaliForRetrieval": (PaliGemmaPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
     "DeepseekOcr2ForConditionalGeneration": (DeepseekOcr2Placeholder,),
+    "DeepseekOcrForConditionalGeneration": (DeepseekOcrPlaceholder,),
     "DeepseekVLForConditionalGeneration": (DeepseekVLPlaceholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "FunAsrNanoForConditionalGeneration": (FunAsrPlaceholder,),

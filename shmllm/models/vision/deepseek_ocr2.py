@@ -9,30 +9,18 @@ from torch import Tensor
 
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
+from shmllm.models.vision.deepseek_ocr import PARTS_IN_FILES, SAM
 from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.sam import Sam
 from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, ReaderSpec
 from shmllm.models.vision.tiles import Pixels, tiles_of
 
-_SAM, _READER = "vision_tower.sam_encoder.", "vision_tower.vision_encoder."
-_IN_FILES = {
-    f"{_SAM}neck.conv1.": "sam_model.neck.0.",
-    f"{_SAM}neck.layer_norm1.": "sam_model.neck.1.",
-    f"{_SAM}neck.conv2.": "sam_model.neck.2.",
-    f"{_SAM}neck.layer_norm2.": "sam_model.neck.3.",
-    f"{_SAM}proj.conv1.": "sam_model.net_2.",
-    f"{_SAM}proj.conv2.": "sam_model.net_3.",
-    f"{_SAM}patch_embed.projection.": "sam_model.patch_embed.proj.",
-    f"{_SAM}layers.": "sam_model.blocks.",
-    f"{_SAM}": "sam_model.",
-    ".layer_norm": ".norm",
+_READER = "vision_tower.vision_encoder."
+_IN_FILES = PARTS_IN_FILES | {
     _READER: "qwen2_model.model.model.",
     "vision_tower.query_768_resolution.": "qwen2_model.query_768.",
     "vision_tower.query_1024_resolution.": "qwen2_model.query_1024.",
-    "multi_modal_projector.": "projector.layers.",
-    "view_separator": "view_seperator",
 }
-"""What checkpoints have in place of parts of the names of transformers' modules."""
 
 
 class DeepseekOcr2(Tower):
@@ -42,11 +30,11 @@ class DeepseekOcr2(Tower):
         super().__init__(storage)
         self._spec = spec
         width = spec.reader.hidden_size
-        halves = [(f"{_SAM}proj.conv1", spec.inner), (f"{_SAM}proj.conv2", width)]
-        self._encoder = Sam(spec, _SAM, halves, self)
+        halves = [(f"{SAM}proj.conv1", spec.inner), (f"{SAM}proj.conv2", width)]
+        self._encoder = Sam(spec, SAM, halves, self)
         self._queries = {
             side: self.tensor(
-                f"vision_tower.query_{name}_resolution.weight", spec.num_queries(side), width
+                f"vision_tower.query_{name}_resolution.weight", spec.num_rows(side) ** 2, width
             )
             for side, name in ((spec.TILE_SIDE, 768), (spec.WHOLE_SIDE, 1024))
         }

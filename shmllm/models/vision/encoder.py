@@ -88,9 +88,19 @@ class Encoder:
 
 
 class EncoderLayer:
-    """One layer: attention and an MLP, each behind a norm."""
+    """One layer: attention and an MLP, each behind a norm.
 
-    def __init__(self, spec: LayerSpec, prefix: str, tower: Tower) -> None:
+    Args:
+        spec: what it computes.
+        prefix: of its weights' names, without a dot.
+        tower: owns the weights.
+        is_joined: whether queries, keys and values are one projection, in the memory of which each
+            has a name.
+    """
+
+    def __init__(
+        self, spec: LayerSpec, prefix: str, tower: Tower, *, is_joined: bool = False
+    ) -> None:
         width = spec.hidden_size
         self._heads = spec.num_heads
         self._activation = ACTIVATIONS[spec.activation]
@@ -98,9 +108,12 @@ class EncoderLayer:
             tower.make_layer_norm(f"{prefix}.layer_norm{number}", width, spec.eps)
             for number in (1, 2)
         ]
-        self._qkv = [
-            tower.make_dense(f"{prefix}.self_attn.{name}_proj", width, width) for name in "qkv"
-        ]
+        names = [f"{prefix}.self_attn.{name}_proj" for name in "qkv"]
+        self._qkv = (
+            [tower.make_joined(names, width, width)]
+            if is_joined
+            else [tower.make_dense(name, width, width) for name in names]
+        )
         self._out = tower.make_dense(f"{prefix}.self_attn.out_proj", width, width)
         self._up = tower.make_dense(f"{prefix}.mlp.fc1", spec.inner, width)
         self._down = tower.make_dense(f"{prefix}.mlp.fc2", width, spec.inner)
@@ -108,6 +121,7 @@ class EncoderLayer:
     def __call__(self, x: Tensor) -> Tensor:
         """Runs the layer: [patches, width] -> [patches, width]."""
         normed = self._norms[0](x)
-        q, k, v = (dense(normed).view(1, len(x), self._heads, -1) for dense in self._qkv)
+        parts = (part for dense in self._qkv for part in dense(normed).split(x.shape[1], 1))
+        q, k, v = (part.view(1, len(x), self._heads, -1) for part in parts)
         x = x + self._out(attend(q, k, v).reshape(x.shape))
         return x + self._down(self._activation(self._up(self._norms[1](x))))

@@ -72,7 +72,7 @@ class Sam:
         patches = patches_of_tile(tile, whole, size)
         x = self._patches(patches.to(self._patches.weight.dtype)).view(side, side, -1)
         if self._positions is not None:
-            x = x + _resized(self._positions, side)[0]
+            x = x + resized(self._positions, side)[0]
         for layer in self._layers:
             x = layer(x)
         x = self._norms[0](self._reduce(x.flatten(0, 1))).view(1, side, side, -1)
@@ -86,8 +86,9 @@ def _convolution(name: str, outputs: int, inputs: int, tower: Tower) -> Dense:
     return tower.make_dense(name, outputs, inputs, KERNEL, KERNEL, bias=False)
 
 
-def _resized(positions: Tensor, side: int) -> Tensor:
-    """Returns a table of positions, [1, rows, columns, width], with so many rows and columns."""
+def resized(positions: Tensor, side: int) -> Tensor:
+    """Returns a table of positions, [1, rows, columns, width], with so many rows and columns: a
+    bicubic interpolation with antialiasing, in float32."""
     if positions.shape[1] == side:
         return positions
     planes = positions.permute(0, 3, 1, 2).float()

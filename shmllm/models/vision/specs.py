@@ -22,7 +22,12 @@ from shmllm.models.vision.llava_specs import (
     VipLlavaTower,
 )
 from shmllm.models.vision.ovis2_specs import Ovis2Tower
-from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, GotOcr2Tower
+from shmllm.models.vision.sam_specs import (
+    DeepseekOcr2Tower,
+    DeepseekOcrTower,
+    GotOcr2Tower,
+    TwoSizesTower,
+)
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     Glm4vTower,
@@ -221,6 +226,7 @@ TowerSpec = (
     | Gemma3Tower
     | PaliGemmaTower
     | GotOcr2Tower
+    | DeepseekOcrTower
     | DeepseekOcr2Tower
     | Qwen2Tower
     | Qwen2_5Tower
@@ -307,14 +313,14 @@ class VisionSpec:
         """Returns how many embeddings an image has; 0: there is no such image."""
         if isinstance(self.tower, SquaresTower):
             return grid[0] * self.tower.num_squares(*grid[1:])
-        if isinstance(self.tower, LlavaNextTower | DeepseekOcr2Tower | Ovis2Tower):
+        if isinstance(self.tower, LlavaNextTower | TwoSizesTower | Ovis2Tower):
             return self.tower.num_embeddings(grid)
         return grid[0] * self.tile_embeddings
 
     def side_of(self, grid: Grid) -> int:
         """Returns the height and the width of the tiles of an image, in pixels; 0: images have any
         size, see `tile_size`."""
-        if isinstance(self.tower, DeepseekOcr2Tower):
+        if isinstance(self.tower, TwoSizesTower):
             return self.tower.side_of(grid)
         return self.tile_size
 

@@ -41,6 +41,16 @@ SIGLIP: dict[str, Any] = {
     "num_attention_heads": 16,
     "vision_use_head": False,
 }
+DEEPSEEK_OCR = {
+    "model_type": "deepseek_ocr2_text",
+    "vocab_size": 129280,
+    "hidden_size": 1280,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 10,
+    "num_experts_per_tok": 6,
+    "max_position_embeddings": 8192,
+    "mlp_layer_types": ["dense", "sparse"],
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen3VL": {
         "model_type": "qwen3_vl",
@@ -184,18 +194,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "granite_docling_text", "num_hidden_layers": 3},
         "vision_config": {"model_type": "granite_docling_vision"},
     },
+    "DeepseekOcr": {
+        "model_type": "unlimited_ocr",
+        "text_config": DEEPSEEK_OCR,
+        "vision_config": {"encoder_config": {"hidden_size": 1024}},
+    },
     "DeepseekOcr2": {
         "model_type": "deepseek_ocr2",
-        "text_config": {
-            "model_type": "deepseek_ocr2_text",
-            "vocab_size": 129280,
-            "hidden_size": 1280,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 10,
-            "num_experts_per_tok": 6,
-            "max_position_embeddings": 8192,
-            "mlp_layer_types": ["dense", "sparse"],
-        },
+        "text_config": DEEPSEEK_OCR,
         "vision_config": {
             "encoder_config": {
                 "hidden_size": 896,
@@ -419,6 +425,7 @@ SmolVLM (2B), with fewer layers of text."""
 
 ALIKE = (
     *("AyaVision", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2", "DeepseekOcr2"),
+    "DeepseekOcr",
     *("HunYuanVL", "Lfm3Vl"),
 )
 

@@ -1,5 +1,5 @@
-"""DeepSeek-OCR 2's images: the whole in the middle of a square, and tiles of a large one before
-it."""
+"""The images of DeepSeek-OCR and DeepSeek-OCR 2: the whole in the middle of a square, and tiles of
+a large one before it."""
 
 from __future__ import annotations
 
@@ -88,14 +88,36 @@ class DeepseekOcr2Rules(Rules):
     def _whole(self, picture: Picture) -> Tiles:
         from PIL import Image
 
-        scale = self.whole / max(picture.size)
-        width, height = (round(side * scale) for side in picture.size)
+        width, height = self._sides_within(*picture.size)
         if not min(width, height):
             raise RequestError(
                 f"an image of {picture.size[0]}x{picture.size[1]} pixels is too narrow: it becomes "
                 f"{width}x{height} by the model's settings; crop it"
             )
         square: Any = Image.new("RGB", (self.whole, self.whole), self.background)
-        place = (self.whole - width) // 2, (self.whole - height) // 2
+        place = self._before(width), self._before(height)
         square.paste(resized(picture, width, height, self.resample), place)
         return Tiles(pixels_of(square)[None], (1, 0, 0))
+
+    def _sides_within(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height of an image within the square."""
+        scale = self.whole / max(width, height)
+        return round(width * scale), round(height * scale)
+
+    def _before(self, side: int) -> int:
+        """How many pixels of the square are before a side of the image."""
+        return (self.whole - side) // 2
+
+
+@dataclass(frozen=True)
+class DeepseekOcrRules(DeepseekOcr2Rules):
+    """The same as the models' authors prepare images, DeepSeek-OCR's too: with pillow's
+    `ImageOps.pad`, which rounds differently."""
+
+    def _sides_within(self, width: int, height: int) -> tuple[int, int]:
+        if width > height:
+            return self.whole, round(height / width * self.whole)
+        return round(width / height * self.whole), self.whole
+
+    def _before(self, side: int) -> int:
+        return round((self.whole - side) / 2)

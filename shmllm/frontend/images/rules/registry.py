@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.errors import EngineStartError, RequestError, nearest
+from shmllm.formats.deepseek_ocr import PROCESSOR_CLASS
 from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.clip import ClipRules
 from shmllm.frontend.images.rules.cohere2_vision import Cohere2VisionRules
-from shmllm.frontend.images.rules.deepseek_ocr2 import DeepseekOcr2Rules
+from shmllm.frontend.images.rules.deepseek_ocr2 import DeepseekOcr2Rules, DeepseekOcrRules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
@@ -43,6 +44,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Glm4vImageProcessor": Glm4vRules,
     "Cohere2VisionImageProcessor": Cohere2VisionRules,
     "DeepseekOcr2ImageProcessor": DeepseekOcr2Rules,
+    PROCESSOR_CLASS: DeepseekOcrRules,
     "DeepseekVLImageProcessor": JanusRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "GraniteDoclingImageProcessor": GraniteDoclingRules,

@@ -67,6 +67,7 @@ GRIDS: dict[str, list[Grid]] = {
     "smolvlm": [(1, 1, 1), (7, 2, 3)],
     "idefics3": [(1, 1, 1), (5, 2, 2)],
     "granite_docling": [(1, 1, 1), (5, 2, 2)],
+    "deepseek_ocr": [(1, 0, 0), (2, 1, 2), (4, 2, 2)],
     "deepseek_ocr2": [(1, 0, 0), (2, 1, 2)],
     "ovis2": [(1, 1, 1), (7, 2, 3), (3, 2, 1)],
     "internvl": [(1, 1, 1), (5, 2, 2)],
@@ -485,6 +486,19 @@ def test_the_bits_of_a_tile_beside_a_whole_do_not_depend_on_others(models: Model
         embed(model, pixels, (3, 1, 3))
     with pytest.raises(ValueError, match=r"a tile must be \[3, 128, 128\], not \[3, 96, 96\]"):
         embed(model, pixels[:1], (1, 0, 0))
+
+
+def test_rows_of_tiles_are_those_of_a_picture(models: Models) -> None:
+    """The bits of a tile do not depend on others; an embedding ends each row of the picture."""
+    _, model = models("deepseek_ocr")
+    pixels = normalised("deepseek_ocr", make_tiles(model.config, (2, 1, 2)))
+    rows = embed(model, pixels, (2, 1, 2)).view(10, 21, -1)
+    first, second = (embed(model, tile[None], (1, 1, 1)).view(10, 11, -1) for tile in pixels)
+    assert torch.equal(rows, torch.cat([first[:, :-1], second], 1))
+    below = embed(model, pixels, (2, 2, 1)).view(2, 10, 11, -1)
+    assert torch.equal(below, torch.stack([first, second]))
+    with pytest.raises(ValueError, match="a grid of 1 rows and 2 columns has 3 tiles"):
+        embed(model, pixels, (3, 1, 2))
 
 
 @pytest.mark.parametrize("name", TILED)

@@ -1,0 +1,36 @@
+"""Reads the configurations of models that their authors publish beside code of their own in the
+terms of transformers. This module must not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shmllm.formats import deepseek_ocr, internvl_chat
+
+
+def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Returns the content of a config.json in the terms of transformers; that of a model which is
+    not published otherwise as it is.
+
+    Args:
+        values: the content.
+        directory: the model's.
+
+    Raises:
+        EngineStartError: a field is not supported, or a file cannot be read.
+    """
+    values = internvl_chat.in_terms_of_transformers(values, directory)
+    return deepseek_ocr.in_terms_of_transformers(values, directory)
+
+
+def published_image_settings(directory: Path) -> dict[str, Any] | None:
+    """Returns the settings of an image processor that a model's config.json amounts to, in the
+    terms of transformers' classes; None: other files have them.
+
+    Raises:
+        EngineStartError: a file cannot be read, or a field is not supported.
+    """
+    found = internvl_chat.published_image_settings(directory)
+    return deepseek_ocr.published_image_settings(directory) if found is None else found
