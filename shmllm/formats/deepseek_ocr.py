@@ -116,11 +116,11 @@ def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict
     vision = _vision(values, kind, where) if values.get("vision_config") else {}
     if vision:
         _check(values, text["hidden_size"], vision["encoder_config"]["hidden_size"], kind, where)
-    token = added_token_id(directory, IMAGE_TOKEN)
-    token = values.get("image_token_index") if token is None else token
+    token = image_token_of(values, directory)
     found = {name: value for name, value in values.items() if name not in _OUTER}
     found |= {"architectures": [kind.architecture], "model_type": kind.model_type}
     found |= {"text_config": text | {"model_type": "deepseek_ocr2_text"}, "vision_config": vision}
+    found["tie_word_embeddings"] = text.get("tie_word_embeddings", False)
     return found | ({} if token is None else {"image_token_id": token})
 
 
@@ -138,6 +138,23 @@ def published_image_settings(directory: Path) -> dict[str, Any] | None:
     where = str(directory / "config.json")
     sam = _vision(values, kind, where)["sam_config"]
     tile = _times(sam["patch_size"], kind.tile_side)
+    return colour_settings(directory) | {
+        "image_processor_type": PROCESSOR_CLASS,
+        "crop_to_patches": True,
+        "max_patches": 6,
+        "min_patches": 2,
+        "size": {"height": sam["image_size"], "width": sam["image_size"]},
+        "tile_size": tile,
+    }
+
+
+def colour_settings(directory: Path) -> dict[str, Any]:
+    """Returns what the processor's file of a published model says of pixels, and the colour around
+    images.
+
+    Raises:
+        EngineStartError: the file cannot be read, or has something else than numbers.
+    """
     given = read_object(directory / PROCESSOR) or {}
     found = {name: given[name] for name in ("image_mean", "image_std") if given.get(name)}
     if given.get("normalize") is not None:
@@ -147,17 +164,21 @@ def published_image_settings(directory: Path) -> dict[str, Any] | None:
         raise EngineStartError(
             f"{directory / PROCESSOR}: 'image_mean' must consist of numbers, not {mean!r}"
         )
-    return {
-        "image_processor_type": PROCESSOR_CLASS,
-        "background_color": [int(255 * each) for each in mean],
-        "crop_to_patches": True,
-        "max_patches": 6,
-        "min_patches": 2,
-        "resample": BICUBIC,
-        "size": {"height": sam["image_size"], "width": sam["image_size"]},
-        "tile_size": tile,
-        **found,
-    }
+    return found | {"background_color": [int(255 * each) for each in mean], "resample": BICUBIC}
+
+
+def image_token_of(values: Mapping[str, Any], directory: Path) -> Any:
+    """Returns the id of the token of images, by the tokenizer's files, or by config.json; None:
+    neither has it."""
+    found = [added_token_id(directory, IMAGE_TOKEN)]
+    found += [values.get(f"image_token_{end}") for end in ("id", "index")]
+    return next((each for each in found if each is not None), None)
+
+
+def has_latents(text: Mapping[str, Any]) -> bool:
+    """Whether a language model has latent attention, by the fields of the authors' DeepSeek-V2."""
+    dims = text.get("qk_nope_head_dim", 128), text.get("qk_rope_head_dim", 64)
+    return text.get("use_mla", True) is not False and dims != (0, 0)
 
 
 def _kind_of(values: Mapping[str, Any]) -> _Kind | None:
@@ -168,29 +189,27 @@ def _kind_of(values: Mapping[str, Any]) -> _Kind | None:
 
 def _text(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns the fields of the language model."""
-    inner = _table(values, "language_config", where)
-    text = inner | {name: value for name, value in values.items() if name not in _OUTER}
+    outer = {name: value for name, value in values.items() if name not in _OUTER}
+    text = table_of(values, "language_config", where) | _without_null(outer)
     for name in _REQUIRED:
         if text.get(name) is None:
             raise EngineStartError(f"{where}: field {name!r} is missing")
-    dims = text.get("qk_nope_head_dim", 128), text.get("qk_rope_head_dim", 64)
-    if text.get("use_mla", True) and dims != (0, 0):
+    if has_latents(text):
         raise EngineStartError(f"{where}: use_mla true is not supported; supported: false")
     if text.get("sliding_window") is not None:
         raise EngineStartError(
             f"{where}: sliding_window {text['sliding_window']!r} is not supported; supported: null"
         )
-    text = {name: value for name, value in text.items() if value is not None}
     return {"first_k_dense_replace": 0} | text
 
 
 def _vision(values: Mapping[str, Any], kind: _Kind, where: str) -> dict[str, Any]:
     """Returns the fields of the vision tower."""
-    vision = _table(values, "vision_config", where)
-    widths = _table(vision, "width", f"{where}: vision_config")
+    vision = table_of(values, "vision_config", where)
+    widths = table_of(vision, "width", f"{where}: vision_config")
     parts = []
     for name in ("sam_vit_b", kind.reader):
-        part = _table(widths, name, f"{where}: vision_config: width")
+        part = _without_null(table_of(widths, name, f"{where}: vision_config: width"))
         parts.append({_OF_PARTS.get(old, old): each for old, each in part.items()})
     size = vision.get("image_size")
     sam = {"image_size": _IMAGE_SIZE if size is None else size, "patch_size": _PATCH_SIZE}
@@ -213,7 +232,7 @@ def _check(values: Mapping[str, Any], width: Any, read: Any, kind: _Kind, where:
         kind: the model.
         where: the file, for messages.
     """
-    projector, at = _table(values, "projector_config", where), f"{where}: projector_config"
+    projector, at = table_of(values, "projector_config", where), f"{where}: projector_config"
     for table, place, name, supported in (
         (values, where, "tile_tag", "2D"),
         (values, where, "global_view_pos", "head"),
@@ -227,12 +246,20 @@ def _check(values: Mapping[str, Any], width: Any, read: Any, kind: _Kind, where:
             )
 
 
-def _table(values: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
-    """Returns a nested object without what is null in it; an empty one if it is absent."""
+def table_of(values: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Returns a nested object; an empty one if it is absent.
+
+    Raises:
+        EngineStartError: it is something else.
+    """
     found = values.get(name)
     if found is not None and not isinstance(found, dict):
         raise EngineStartError(f"{where}: {name!r} must be an object, not {found!r}")
-    return {inner: value for inner, value in (found or {}).items() if value is not None}
+    return found or {}
+
+
+def _without_null(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _times(value: Any, factor: int) -> Any:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shmllm.formats import deepseek_ocr, internvl_chat
+from shmllm.formats import deepseek_ocr, deepseek_vl2, internvl_chat
+
+_FAMILIES = (internvl_chat, deepseek_ocr, deepseek_vl2)
 
 
 def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
@@ -21,8 +23,9 @@ def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict
     Raises:
         EngineStartError: a field is not supported, or a file cannot be read.
     """
-    values = internvl_chat.in_terms_of_transformers(values, directory)
-    return deepseek_ocr.in_terms_of_transformers(values, directory)
+    for family in _FAMILIES:
+        values = family.in_terms_of_transformers(values, directory)
+    return dict(values)
 
 
 def published_image_settings(directory: Path) -> dict[str, Any] | None:
@@ -32,5 +35,5 @@ def published_image_settings(directory: Path) -> dict[str, Any] | None:
     Raises:
         EngineStartError: a file cannot be read, or a field is not supported.
     """
-    found = internvl_chat.published_image_settings(directory)
-    return deepseek_ocr.published_image_settings(directory) if found is None else found
+    found = (family.published_image_settings(directory) for family in _FAMILIES)
+    return next((settings for settings in found if settings is not None), None)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.layers import NamedWeights, Storage
+from shmllm.models.matrices import joined
 from shmllm.models.vision.encoder_spec import VisionActivation
 from shmllm.models.vision.grids import Grid
 from shmllm.models.weight_names import BOUND_SUFFIXES, renamed, tower_name
@@ -245,6 +246,25 @@ class Tower(ABC):
         self.named_weights = {
             renamed(name, parts): views for name, views in self.module_weights.items()
         }
+
+    def name_joined(self, parts: Mapping[str, str], whole: str) -> None:
+        """Names the tensors that checkpoints have for queries, keys and values which are one
+        projection, behind `name_in_files`. Each of the three keeps its name of transformers'
+        modules, as the name of all may stand for several.
+
+        Args:
+            parts: those of `name_in_files`.
+            whole: what checkpoints have in place of "q_proj".
+        """
+        for name in [each for each in self.module_weights if ".q_proj." in each]:
+            rows = []
+            for each in "qkv":
+                own = name.replace(".q_proj.", f".{each}_proj.")
+                del self.named_weights[renamed(own, parts)]
+                self.named_weights[own] = self.module_weights.pop(own)
+                rows += [view for view in self.named_weights[own] if isinstance(view, Tensor)]
+            in_files = renamed(name, parts).replace(".q_proj.", f".{whole}.")
+            self.module_weights[in_files] = (joined(rows),)
 
     def known_name(self, name: str) -> str | None:
         """Returns the name under which the tower knows a checkpoint's tensor; None: it is none of

@@ -43,6 +43,8 @@ from shmllm.models.tower import Tower
 from shmllm.models.vision.aya_vision import AyaVision
 from shmllm.models.vision.deepseek_ocr import DeepseekOcr
 from shmllm.models.vision.deepseek_ocr2 import DeepseekOcr2
+from shmllm.models.vision.deepseek_vl2 import DeepseekVL2
+from shmllm.models.vision.deepseek_vl2_specs import DeepseekVL2Tower
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
@@ -129,6 +131,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     GraniteDoclingTower: GraniteDocling,
     JanusTower: Janus,
     DeepseekVLTower: DeepseekVL,
+    DeepseekVL2Tower: DeepseekVL2,
     InternVLTower: InternVL,
     Llama4Tower: Llama4,
     AyaVisionTower: AyaVision,

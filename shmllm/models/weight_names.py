@@ -25,6 +25,8 @@ RENAMED_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "language_model.output.": "lm_head.",
     "language_model.": "model.",
+    "language.model.": "model.",  # of DeepSeek-VL2
+    "language.lm_head.": "lm_head.",
     "model.text_model.": "model.",
     "text_model.": "model.",
     "backbone.": "model.",
@@ -91,6 +93,7 @@ TOWER_PREFIXES = {
         "vision_projector": ("",),
         "visual": ("",),
         "visual_embeddings_table": ("",),
+        "vision": ("",),
         "vision_model": ("",),
         "vit": ("",),
         "layerwise_projectors": ("",),

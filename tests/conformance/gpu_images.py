@@ -29,6 +29,7 @@ from support.variants import slow
 from support.vision_families import FAMILIES, IMAGE_SIZE, WHISPER
 from support.vision_models import (
     ANY_SIZE,
+    BESIDE_WHOLE,
     EACH_FAMILY,
     JOINED,
     TWO_SIZES,
@@ -394,7 +395,7 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     grid, size = (2, 1, 2), sizes.get(request.param, 64)
     if any_size:
         grid, size = (1, 4, 8), model.config.vision_config.patch_size
-    elif request.param in (*JOINED, "ovis2"):
+    elif request.param in (*JOINED, *BESIDE_WHOLE, "ovis2"):
         grid = (3, 128, 60) if request.param in JOINED else (3, 1, 2)
     shape = (1, grid[1] * size, grid[2] * size, 3) if any_size else (grid[0], size, size, 3)
     pixels = np.random.default_rng(1).integers(0, 256, shape).astype(np.uint8)

@@ -841,6 +841,30 @@ FAMILIES = {
         processor=("DeepseekOcr2", "deepseek_ocr2"),
         settings=_WITHIN_SQUARE | {"tile_size": 96},
     ),
+    "deepseek_vl2": VisionFamily(
+        model="DeepseekVL2",  # see `deepseek_vl2_model`
+        text=TEXT
+        | {"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+        | {"v_head_dim": 12, "num_key_value_heads": 4, "moe_intermediate_size": 24}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+        | {"n_shared_experts": 2, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
+        vision={
+            "model_type": "vision",
+            "layers": 2,
+            "width": 32,
+            "heads": 2,
+            "mlp_ratio": 2.1,
+            "image_size": IMAGE_SIZE,
+            "patch_size": 12,
+        },
+        outer={},
+        marks=(*_CHATML, "<image>"),
+        image="<image>",
+        ids={"image_token_id": "<image>"},
+        chat="<image>\\n",
+        processor=("", ""),
+        settings=HALF_MEAN,
+    ),
     "ovis2": VisionFamily(
         model="Ovis2",
         text=TEXT | {"model_type": "qwen2"},

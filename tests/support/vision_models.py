@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from support import published_deepseek
+from support import deepseek_vl2_model, published_deepseek
 from support.kimi_files import save_published
 from support.one_thread import one_thread
 from support.torchvision_modules import import_without_torchvision
@@ -39,6 +39,9 @@ from shmllm.params.items import MODALITIES, Grid
 
 FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
+# transformers 5.24 lacks the model.
+for _name in ("DeepseekVL2Config", "DeepseekVL2ForConditionalGeneration"):
+    setattr(transformers, _name, getattr(deepseek_vl2_model, _name))
 # Llama 4's class reads the attribute, which no class has, in transformers 5.24.
 transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 
@@ -73,8 +76,12 @@ ANY_SIZE = tuple(
     or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen", "video"))
 )
 """Families whose tower takes images of any size."""
+PUBLISHED = ("deepseek_ocr", "deepseek_vl2")
+"""Families whose images have no settings in a file of transformers."""
 TWO_SIZES = ("deepseek_ocr", "deepseek_ocr2")
 """Families whose tiles have another size than the whole of an image."""
+BESIDE_WHOLE = ("deepseek_vl2",)
+"""Families of whose images one tile has the whole, and there is always another one."""
 JOINED = ("llava_next", "llava_next_video", "llava_onevision", "granite4_vision")
 """Families whose tiles make up a picture."""
 EACH_FAMILY = tuple(slow(name) if name in ALIKE else name for name in VISION_FAMILIES)
@@ -134,7 +141,7 @@ def make_vision_model(
 def write_settings(name: str, directory: Path) -> None:
     """Writes the settings of a family's tokenizer and of the preparation of its images."""
     _write(directory / "tokenizer_config.json", _tokenizer_config(FAMILIES[name]))
-    if name != "deepseek_ocr":  # whose settings the configuration of the model has
+    if name not in PUBLISHED:  # whose settings the configuration of the model has
         _write(directory / "preprocessor_config.json", image_settings(name))
 
 
@@ -239,6 +246,10 @@ def _two_sizes(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
     return found if is_whole else found | {"pixel_values_local": pixels}
 
 
+def _deepseek_vl2(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
+    return {"pixel_values": normalised(name, tiles), "grids": torch.tensor([grid])}
+
+
 def _granite_docling(name: str, tiles: Tiles, grid: Grid) -> dict[str, Tensor]:
     mask = torch.ones(1, len(tiles), dtype=torch.bool)
     return {"pixel_values": normalised(name, tiles)[None], "pixel_attention_mask": mask}
@@ -269,6 +280,7 @@ _OWN_INPUTS: dict[str, Callable[[str, Tiles, Grid], dict[str, Tensor]]] = {
     "kimi_k25": _kimi,
     "muse_glimmer": _muse_glimmer,
     "gemma4_unified": lambda name, tiles, grid: squares_of_frames(name, tiles),
+    "deepseek_vl2": _deepseek_vl2,
     "granite_docling": _granite_docling,
     "lfm2_vl": _lfm2_vl,
     **dict.fromkeys(TWO_SIZES, _two_sizes),

@@ -17,6 +17,7 @@ from shmllm.frontend.placeholders.deepseek_ocr2 import (
     DeepseekOcr2Placeholder,
     DeepseekOcrPlaceholder,
 )
+from shmllm.frontend.placeholders.deepseek_vl2 import DeepseekVL2Placeholder
 from shmllm.frontend.placeholders.exaone4_5 import (
     Exaone45Placeholder,
     Exaone45VideoPlaceholder,
@@ -124,6 +125,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "DeepseekOcr2ForConditionalGeneration": (DeepseekOcr2Placeholder,),
     "DeepseekOcrForConditionalGeneration": (DeepseekOcrPlaceholder,),
     "DeepseekVLForConditionalGeneration": (DeepseekVLPlaceholder,),
+    "DeepseekVLV2ForCausalLM": (DeepseekVL2Placeholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "FunAsrNanoForConditionalGeneration": (FunAsrPlaceholder,),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),

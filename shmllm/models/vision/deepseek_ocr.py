@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from shmllm.models.layers import Storage
-from shmllm.models.matrices import joined
 from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import EncoderLayer
 from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.sam import Sam, resized
 from shmllm.models.vision.sam_specs import DeepseekOcrTower
-from shmllm.models.vision.tiles import Pixels, tiles_of
-from shmllm.models.weight_names import renamed
+from shmllm.models.vision.tiles import Pixels, picture_of, tiles_of
 
 SAM = "vision_tower.sam_encoder."
 PARTS_IN_FILES = {
@@ -57,22 +55,9 @@ class DeepseekOcr(Tower):
         self.named_weights = {}
         self._reader = _Clip(spec.clip, _CLIP, self)
         self.name_in_files(_OF_CLIP)
-        self._name_joined()
+        self.name_joined(_OF_CLIP, "qkv_proj")
         self.named_weights |= others[0]
         self.module_weights |= others[1]
-
-    def _name_joined(self) -> None:
-        """Names the tensor that files have for the projections to queries, keys and values, which
-        have the names of transformers' modules."""
-        for name in [each for each in self.module_weights if ".q_proj." in each]:
-            rows = []
-            for each in "qkv":
-                own = name.replace(".q_", f".{each}_")
-                del self.named_weights[renamed(own, _OF_CLIP)]
-                self.named_weights[own] = self.module_weights.pop(own)
-                rows += [view for view in self.named_weights[own] if isinstance(view, Tensor)]
-            whole = renamed(name, _OF_CLIP).replace(".q_", ".qkv_")
-            self.module_weights[whole] = (joined(rows),)
 
     def __call__(self, pixels: Pixels, grid: Grid) -> Tensor:
         tiles, rows, columns = grid
@@ -81,11 +66,7 @@ class DeepseekOcr(Tower):
         if not is_whole and tiles != rows * columns:
             raise ValueError(f"a grid of {rows} rows and {columns} columns has {tiles} tiles")
         embedded = torch.stack([self._embed(tile, side) for tile in tiles_of(pixels, grid)])
-        side = self._spec.num_rows(side)
-        picture = embedded.view(max(rows, 1), max(columns, 1), side, side, -1).transpose(1, 2)
-        picture = picture.flatten(2, 3).flatten(0, 1)
-        ends = self._newline.expand(len(picture), 1, -1)
-        found = torch.cat([picture, ends], 1).flatten(0, 1)
+        found = picture_of(embedded, max(rows, 1), max(columns, 1), self._newline)
         return torch.cat([found, self._separator[None]]) if is_whole else found
 
     def _embed(self, tile: Tensor, side: int) -> Tensor:

@@ -22,9 +22,12 @@ class Encoder:
         spec: what it computes.
         prefix: of its weights' names, such as "vision_tower.".
         tower: owns the weights.
+        is_joined: see `EncoderLayer`.
     """
 
-    def __init__(self, spec: EncoderSpec, prefix: str, tower: Tower) -> None:
+    def __init__(
+        self, spec: EncoderSpec, prefix: str, tower: Tower, *, is_joined: bool = False
+    ) -> None:
         self.spec = spec
         is_clip, width, size = spec.kind == "clip", spec.hidden_size, spec.patch_size
         at = f"{prefix}embeddings"
@@ -39,7 +42,7 @@ class Encoder:
             tower.make_layer_norm(f"{prefix}pre_layrnorm", width, spec.eps) if is_clip else None
         )
         self._layers = [
-            EncoderLayer(spec, f"{prefix}encoder.layers.{layer}", tower)
+            EncoderLayer(spec, f"{prefix}encoder.layers.{layer}", tower, is_joined=is_joined)
             for layer in range(spec.num_layers)
         ]
         self._final_norm = (

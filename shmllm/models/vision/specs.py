@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shmllm.models.rope_config import UNTIMED, VideoTimes
+from shmllm.models.vision.deepseek_vl2_specs import DeepseekVL2Tower
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 from shmllm.models.vision.granite4_vision_specs import Granite4VisionTower
 from shmllm.models.vision.grids import Grid
@@ -220,6 +221,7 @@ TowerSpec = (
     | GraniteDoclingTower
     | JanusTower
     | DeepseekVLTower
+    | DeepseekVL2Tower
     | InternVLTower
     | Llama4Tower
     | AyaVisionTower
@@ -313,7 +315,7 @@ class VisionSpec:
         """Returns how many embeddings an image has; 0: there is no such image."""
         if isinstance(self.tower, SquaresTower):
             return grid[0] * self.tower.num_squares(*grid[1:])
-        if isinstance(self.tower, LlavaNextTower | TwoSizesTower | Ovis2Tower):
+        if isinstance(self.tower, LlavaNextTower | TwoSizesTower | DeepseekVL2Tower | Ovis2Tower):
             return self.tower.num_embeddings(grid)
         return grid[0] * self.tile_embeddings
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 
+import torch
 from torch import Tensor
 
 from shmllm.models.vision.grids import Grid
@@ -56,3 +58,19 @@ def patches_of_tile(tile: Tensor, size: int, patch_size: int) -> Tensor:
     if tile.shape != (3, size, size):
         raise ValueError(f"a tile must be [3, {size}, {size}], not {list(tile.shape)}")
     return patches_of(tile, patch_size).flatten(2).flatten(0, 1)
+
+
+def picture_of(tiles: Tensor, rows: int, columns: int, end: Tensor) -> Tensor:
+    """Returns the embeddings of a picture that square tiles make up, row by row.
+
+    Args:
+        tiles: [rows * columns, embeddings of a tile, width].
+        rows, columns: of tiles.
+        end: the embedding behind each row of the picture, [width].
+
+    Returns:
+        [embeddings, width].
+    """
+    side = isqrt(tiles.shape[1])
+    picture = tiles.view(rows, columns, side, side, -1).transpose(1, 2).flatten(2, 3).flatten(0, 1)
+    return torch.cat([picture, end.expand(len(picture), 1, -1)], 1).flatten(0, 1)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +136,66 @@ def cut(
         resample: the filter of pillow.
     """
     (height, width), (columns, rows) = tile, arrangement
-    whole = pixels_of(resized(picture, width * columns, height * rows, resample))
+    return in_tiles(pixels_of(resized(picture, width * columns, height * rows, resample)), tile)
+
+
+def in_tiles(whole: NDArray[np.uint8], tile: tuple[int, int]) -> NDArray[np.uint8]:
+    """The tiles of an image whose sides are multiples of theirs, row by row.
+
+    Args:
+        whole: uint8 [height, width, 3].
+        tile: height and width of a tile, in pixels.
+
+    Returns:
+        uint8 [tiles, height, width, 3], contiguous.
+    """
+    height, width = tile
+    rows, columns = whole.shape[0] // height, whole.shape[1] // width
     tiles = whole.reshape(rows, height, columns, width, 3).swapaxes(1, 2)
     return np.ascontiguousarray(tiles).reshape(rows * columns, height, width, 3)
+
+
+def padded(
+    picture: Picture, size: tuple[int, int], colour: tuple[int, ...], resample: int
+) -> NDArray[np.uint8]:
+    """The pixels of an image in the middle of a rectangle, uint8 [height, width, 3], by pillow's
+    `ImageOps.pad`.
+
+    Args:
+        picture: an RGB image.
+        size: height and width of the rectangle, in pixels.
+        colour: of the rest of the rectangle, from 0 to 255.
+        resample: the filter of pillow.
+
+    Raises:
+        RequestError: nothing of the image would remain.
+    """
+    from PIL import ImageOps
+
+    inside: Any = ImageOps.contain(cast(Any, picture), size[::-1], cast(Any, resample))
+    if not min(inside.size):
+        raise too_narrow(picture, *inside.size)
+    return pixels_of(cast(Any, ImageOps.pad(inside, size[::-1], color=colour)))
+
+
+def too_narrow(picture: Picture, width: int, height: int) -> RequestError:
+    """The error for an image that would have no pixel; the caller raises it."""
+    return RequestError(
+        f"an image of {picture.size[0]}x{picture.size[1]} pixels is too narrow: it becomes "
+        f"{width}x{height} by the model's settings; crop it"
+    )
+
+
+def read_colour(options: Options) -> tuple[int, ...]:
+    """The colour in the field "background_color"."""
+    colour: Any = options.values.get("background_color")
+    if (
+        not isinstance(colour, list | tuple)
+        or len(colour) != 3
+        or not all(type(each) is int and 0 <= each <= 255 for each in colour)
+    ):
+        raise RequestError(
+            f"'background_color' must have 3 numbers from 0 to 255, not {colour!r}",
+            parameter="background_color",
+        )
+    return tuple(colour)

@@ -15,6 +15,9 @@ from shmllm.frontend.images.rules.arrangements import (
     check_pixels,
     cut,
     nearest,
+    padded,
+    read_colour,
+    too_narrow,
 )
 from shmllm.frontend.images.rules.family import Rules, Tiles
 from shmllm.frontend.images.rules.options import Options
@@ -55,22 +58,12 @@ class DeepseekOcr2Rules(Rules):
             raise RequestError(f"'size' must be a square, not {size!r}", parameter="size")
         most = options.count("max_patches")
         check_pixels("max_patches", most, (tile, tile))
-        colour: Any = options.values.get("background_color")
-        if (
-            not isinstance(colour, list | tuple)
-            or len(colour) != 3
-            or not all(type(each) is int and 0 <= each <= 255 for each in colour)
-        ):
-            raise RequestError(
-                f"'background_color' must have 3 numbers from 0 to 255, not {colour!r}",
-                parameter="background_color",
-            )
         return cls(
             tile=tile,
             whole=size["height"],
             fewest=options.count("min_patches"),
             most=most,
-            background=tuple(colour),
+            background=read_colour(options),
             resample=options.filter(),
         )
 
@@ -88,25 +81,14 @@ class DeepseekOcr2Rules(Rules):
     def _whole(self, picture: Picture) -> Tiles:
         from PIL import Image
 
-        width, height = self._sides_within(*picture.size)
+        scale = self.whole / max(picture.size)
+        width, height = (round(side * scale) for side in picture.size)
         if not min(width, height):
-            raise RequestError(
-                f"an image of {picture.size[0]}x{picture.size[1]} pixels is too narrow: it becomes "
-                f"{width}x{height} by the model's settings; crop it"
-            )
+            raise too_narrow(picture, width, height)
         square: Any = Image.new("RGB", (self.whole, self.whole), self.background)
-        place = self._before(width), self._before(height)
+        place = (self.whole - width) // 2, (self.whole - height) // 2
         square.paste(resized(picture, width, height, self.resample), place)
         return Tiles(pixels_of(square)[None], (1, 0, 0))
-
-    def _sides_within(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of an image within the square."""
-        scale = self.whole / max(width, height)
-        return round(width * scale), round(height * scale)
-
-    def _before(self, side: int) -> int:
-        """How many pixels of the square are before a side of the image."""
-        return (self.whole - side) // 2
 
 
 @dataclass(frozen=True)
@@ -114,10 +96,7 @@ class DeepseekOcrRules(DeepseekOcr2Rules):
     """The same as the models' authors prepare images, DeepSeek-OCR's too: with pillow's
     `ImageOps.pad`, which rounds differently."""
 
-    def _sides_within(self, width: int, height: int) -> tuple[int, int]:
-        if width > height:
-            return self.whole, round(height / width * self.whole)
-        return round(width / height * self.whole), self.whole
-
-    def _before(self, side: int) -> int:
-        return round((self.whole - side) / 2)
+    def _whole(self, picture: Picture) -> Tiles:
+        square = self.whole, self.whole
+        pixels = padded(picture, square, self.background, self.resample)
+        return Tiles(pixels[None], (1, 0, 0))

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.errors import EngineStartError, RequestError, nearest
-from shmllm.formats.deepseek_ocr import PROCESSOR_CLASS
+from shmllm.formats import deepseek_ocr, deepseek_vl2
 from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.clip import ClipRules
 from shmllm.frontend.images.rules.cohere2_vision import Cohere2VisionRules
 from shmllm.frontend.images.rules.deepseek_ocr2 import DeepseekOcr2Rules, DeepseekOcrRules
+from shmllm.frontend.images.rules.deepseek_vl2 import DeepseekVL2Rules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.gemma3 import Gemma3Rules
 from shmllm.frontend.images.rules.gemma4 import Gemma4Rules
@@ -44,7 +45,8 @@ FAMILIES: dict[str, type[Rules]] = {
     "Glm4vImageProcessor": Glm4vRules,
     "Cohere2VisionImageProcessor": Cohere2VisionRules,
     "DeepseekOcr2ImageProcessor": DeepseekOcr2Rules,
-    PROCESSOR_CLASS: DeepseekOcrRules,
+    deepseek_ocr.PROCESSOR_CLASS: DeepseekOcrRules,
+    deepseek_vl2.PROCESSOR_CLASS: DeepseekVL2Rules,
     "DeepseekVLImageProcessor": JanusRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "GraniteDoclingImageProcessor": GraniteDoclingRules,

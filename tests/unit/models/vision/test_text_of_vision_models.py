@@ -29,6 +29,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"model_type": "qwen3_moe", "head_dim": 16, "moe_intermediate_size": 24}
         | {"num_experts": 4, "num_experts_per_tok": 2},
     ),
+    "deepseek_vl2-heads": ("deepseek_vl2", {"use_mla": False, "num_key_value_heads": 2}),
+    "deepseek_vl2-sigmoids": (
+        "deepseek_vl2",
+        {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True}
+        | {"routed_scaling_factor": 2.0},
+    ),
     "glm46v-glm4v_moe": (
         "glm46v",
         {"model_type": "glm4v_moe_text", "moe_intermediate_size": 24}
@@ -47,11 +53,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 PUBLISHED = {
     *(f"{name}ForConditionalGeneration" for name in ("KimiK25", "KimiVL")),
     *("HCXVisionV2ForCausalLM", "DeepseekOcrForConditionalGeneration"),
+    "DeepseekVLV2ForCausalLM",
 }
 """Architectures that transformers does not have, of models that it has, or whose modules another
 one of its models has; see `test_kimi_files` and `test_tower_weights`."""
-LENT = {"UnlimitedOcrForConditionalGeneration"}
-"""The architectures of models that do not run here, but whose modules make up one that does."""
+LENT = {"UnlimitedOcrForConditionalGeneration", "DeepseekVL2ForConditionalGeneration"}
+"""The names of what stands for models that transformers does not have: the modules of another one,
+and `deepseek_vl2_model`."""
 UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
 RETRIEVERS = {"ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"}

@@ -16,6 +16,7 @@ from support.variants import slow
 from support.vision_models import (
     ALIKE,
     ANY_SIZE,
+    BESIDE_WHOLE,
     EACH_FAMILY,
     JOINED,
     TWO_SIZES,
@@ -33,7 +34,9 @@ from shmllm.models.decoder import DecoderModel
 from shmllm.models.vision.grids import Grid
 
 SIDE = 64
-TILED = [name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED, *TWO_SIZES)]
+TILED = [
+    name for name in VISION_FAMILIES if name not in (*ANY_SIZE, *JOINED, *TWO_SIZES, *BESIDE_WHOLE)
+]
 GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
@@ -69,6 +72,7 @@ GRIDS: dict[str, list[Grid]] = {
     "granite_docling": [(1, 1, 1), (5, 2, 2)],
     "deepseek_ocr": [(1, 0, 0), (2, 1, 2), (4, 2, 2)],
     "deepseek_ocr2": [(1, 0, 0), (2, 1, 2)],
+    "deepseek_vl2": [(2, 1, 1), (7, 2, 3)],
     "ovis2": [(1, 1, 1), (7, 2, 3), (3, 2, 1)],
     "internvl": [(1, 1, 1), (5, 2, 2)],
     "got_ocr2": [(1, 1, 1), (3, 1, 2)],
@@ -351,6 +355,8 @@ def some_grid(name: str) -> Grid:
         return (1, 8, 12)
     if name in TWO_SIZES:
         return (1, 0, 0)
+    if name in BESIDE_WHOLE:
+        return (2, 1, 1)
     return (3, 110, 64) if name in JOINED else (1, 1, 1)
 
 
@@ -499,6 +505,25 @@ def test_rows_of_tiles_are_those_of_a_picture(models: Models) -> None:
     assert torch.equal(below, torch.stack([first, second]))
     with pytest.raises(ValueError, match="a grid of 1 rows and 2 columns has 3 tiles"):
         embed(model, pixels, (3, 1, 2))
+
+
+def test_the_bits_of_tiles_beside_a_whole_do_not_depend_on_others(models: Models) -> None:
+    """An embedding ends each row, another one is behind the whole."""
+    _, model = models("deepseek_vl2")
+    pixels = normalised("deepseek_vl2", make_tiles(model.config, (3, 1, 2)))
+    whole, picture = embed(model, pixels, (3, 1, 2)).split([13, 21])
+    rows = picture.view(3, 7, -1)
+    for number, columns in ((1, slice(0, 3)), (2, slice(3, 6))):
+        alone = embed(model, pixels[[0, number]], (2, 1, 1))
+        assert torch.equal(alone[:13], whole)
+        assert torch.equal(alone[13:].view(3, 4, -1)[:, :3], rows[:, columns])
+    below = embed(model, pixels, (3, 2, 1))[13:].view(6, 4, -1)
+    assert torch.equal(torch.cat([below[:3, :3], below[3:]], 1), rows)
+    for grid in ((2, 1, 2), (3, 0, 2)):
+        with pytest.raises(ValueError, match=r"a grid of \d rows and 2 columns has \d tiles"):
+            embed(model, pixels, grid)
+    with pytest.raises(ValueError, match=r"a tile must be \[3, 64, 64\], not \[3, 64, 48\]"):
+        embed(model, torch.zeros(2, 3, SIDE, 48), (2, 1, 1))
 
 
 @pytest.mark.parametrize("name", TILED)

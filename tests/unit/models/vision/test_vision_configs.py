@@ -656,7 +656,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     counts |= dict.fromkeys(JOINED, 16 + 8 * 5)
     counts |= dict.fromkeys(("aya_vision", "cohere2_vision", "granite_docling", "qianfan_ocr"), 28)
     counts |= {"deepseek_ocr": 20 * 31, "deepseek_ocr2": 6 * 144}
-    counts |= {"ovis2": 7 * 4 + 8, "granite4_vision": 4 + 4 * 3}
+    counts |= {"deepseek_vl2": 3 * 4 + 1 + 6 * 10, "ovis2": 7 * 4 + 8, "granite4_vision": 4 + 4 * 3}
     of_any = {"hunyuan_vl": 2 * (5 + 1) + 2}.get(name, 10)
     grid = (3, 128, 64) if name in JOINED else (6 if name in TWO_SIZES else 7, 2, 3)
     if any_size:
