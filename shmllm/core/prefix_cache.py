@@ -19,6 +19,7 @@ from shmllm.core.request import Request
 from shmllm.core.shared_blocks import Lender
 from shmllm.params.items import Item, items_between
 
+BEHIND = b"behind"
 PLACE = Struct("<QQQ")
 """Where embeddings of an image lie: the first and the last position, and the index of the first."""
 
@@ -47,11 +48,14 @@ def extend_block_hashes(
 
 
 def _of_items(items: Sequence[Item], index: int, block_size: int) -> bytes:
-    """What the images with tokens in a block add to what its hash covers; nothing without any."""
+    """What the images with tokens in a block add to what its hash covers; nothing without any. That
+    one begins right behind a block counts, too: the token before it may have a place of its own."""
     found = b""
     begin, end = index * block_size, (index + 1) * block_size
-    for item in items_between(items, begin, end):
+    for item in items_between(items, begin, end + 1):
         num_before = 0
+        if item.start == end:
+            found += BEHIND
         for first, last in item.spans:
             if first < end and begin < last:
                 place = max(first, begin), min(last, end)

@@ -19,8 +19,10 @@ import numpy.typing as npt
 
 from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.models.rope_config import UNTIMED, VideoTimes
+from shmllm.models.vision.canvas import CanvasMarks
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.canvas_positions import CanvasPositions
 from shmllm.worker.grid_positions import GridPositions
 from shmllm.worker.item_places import item_ends
 from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
@@ -93,6 +95,7 @@ class InputBatch:
         patches_per_side: how many patches of an image an embedding stands for in each direction, in
             models that rotate by positions on several axes; 0: others.
         grid_axes: the number of axes of `GridPositions`; 0: those of `RopePositions`.
+        canvas: the marks of `CanvasPositions`; None: the model has other positions.
         video_times: where frames of videos are on the axis of time.
         spans_prompts: whether a token of a prompt attends to all of the prompt.
         has_encoder: whether requests begin with positions that an encoder computes.
@@ -125,6 +128,7 @@ class InputBatch:
         make_tables: Callable[[tuple[int, int, int]], IntArray] | None = None,
         patches_per_side: int = 0,
         grid_axes: int = 0,
+        canvas: CanvasMarks | None = None,
         video_times: VideoTimes = UNTIMED,
         spans_prompts: bool = False,
         has_encoder: bool = False,
@@ -149,8 +153,10 @@ class InputBatch:
         self._video_times = video_times
         self.num_prompt_tokens = np.zeros(num_rows, np.int64) if spans_prompts else None
         self._encoded_ends = np.zeros(num_rows, np.int64) if has_encoder else None
-        self.rope_positions: RopePositions | GridPositions | None = None
-        if patches_per_side:
+        self.rope_positions: RopePositions | GridPositions | CanvasPositions | None = None
+        if canvas is not None:
+            self.rope_positions = CanvasPositions(num_rows, canvas)
+        elif patches_per_side:
             self.rope_positions = GridPositions(grid_axes) if grid_axes else RopePositions(num_rows)
         self._samples_ahead = samples_ahead
         self._num_known = np.zeros(num_rows, np.int64)
@@ -193,8 +199,12 @@ class InputBatch:
         self.min_p[row] = params.min_p
         self.seeds[row] = request.seed % 2**64
         self._second_segments[row] = request.second_segment or NEVER
-        if self.rope_positions is not None:
-            self.rope_positions.update(row, list(self._placed_grids(request)))
+        grids = list(self._placed_grids(request)) if self.rope_positions else []
+        if isinstance(self.rope_positions, CanvasPositions):
+            prompt = request.token_ids[: request.num_prompt_tokens]
+            self.rope_positions.update(row, grids, prompt)
+        elif self.rope_positions is not None:
+            self.rope_positions.update(row, grids)
         self.logits_states.pop(row, None)
         if needs_logits_processors(params, request):
             self.logits_states[row] = LogitsState(request, self._vocab_size)

@@ -93,6 +93,11 @@ MADE: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "layer_types": ["linear_attention", "full_attention"],
     },
+    "minicpmv4_7": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "glm4v": {
         "vision": {"out_hidden_size": 32},
         "num_attention_heads": 2,
@@ -147,6 +152,7 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen3_vl": [(1, 4, 6), (1, 4, 2)],
     "qwen3_vl_moe": [(1, 4, 6), (1, 4, 2)],
     "qwen3_5": [(1, 4, 6), (1, 4, 2)],
+    "minicpmv4_7": [(1, 8, 12), (1, 8, 4)],
     "glm4v": [(1, 4, 6), (1, 4, 2)],
     "glm4v_moe": [(1, 4, 6), (1, 4, 2)],
     "glm_ocr": [(1, 4, 6), (1, 4, 2)],
@@ -256,9 +262,8 @@ def vision_embeds(model: Any, name: str, grid: Grid) -> int:
     if name == "granite4_vision":
         return 2 * 2 + 2 * (2 + 1)
     if name in GRIDS:
-        if name == "video_llama_3":
-            return grid[1] * grid[2]
-        rows, columns = grid[1] // 2, grid[2] // 2
+        side = {"video_llama_3": 1, "minicpmv4_7": 4}.get(name, 2)
+        rows, columns = grid[1] // side, grid[2] // side
         return rows * (columns + 1) + 2 if name == "hunyuan_vl" else rows * columns
     return 4 if name == "granite_docling" else 16
 

@@ -83,6 +83,8 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "exaone4_5",
         "kimi_k25",
         "minicpmv4_6",
+        "minicpmv4_7",
+        "deepseek_vl2",
         "minicpm_ocr",
         "mistral3",
         "lighton_ocr",

@@ -27,7 +27,8 @@ from shmllm.worker.gpu.device import Device
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor, GraphDispatcher
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.program import GpuProgram
-from shmllm.worker.rope_positions import PlacedGrid
+from shmllm.worker.grid_positions import GridPositions
+from shmllm.worker.rope_positions import PlacedGrid, RopePositions
 from shmllm.worker.step_inputs import StepInputs
 
 BLOCK_SIZE = 8
@@ -194,7 +195,7 @@ class GpuSteps:
         """
         plan = self._plan(work, drafts or {})
         self.batch.update(plan)
-        if self.batch.rope_positions is not None:
+        if isinstance(self.batch.rope_positions, RopePositions | GridPositions):
             for request in plan.new_requests:
                 self.batch.rope_positions.update(request.row, self.items.get(request.row, ()))
         inputs = self.batch.inputs(plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 VOCAB_SIZE = 512
@@ -320,7 +320,16 @@ def _glm(model: str, text: dict[str, Any]) -> VisionFamily:
     )
 
 
-def _minicpm(model: str, mode: str) -> VisionFamily:
+_CANVAS_MARKS = {
+    "image_start_id": "<image>",
+    "image_end_id": "</image>",
+    "slice_start_id": "<slice>",
+    "slice_end_id": "</slice>",
+    "newline_id": "\u010a",
+}
+
+
+def _minicpm(model: str, mode: str, marks: Mapping[str, str] | None = None) -> VisionFamily:
     return VisionFamily(
         model=model,
         text=_qwen3_5("Qwen3_5", {}).text | {"model_type": "qwen3_5_text"},
@@ -328,7 +337,7 @@ def _minicpm(model: str, mode: str) -> VisionFamily:
         outer={"insert_layer_id": 1},
         marks=(*_CHATML, "<|image_pad|>", *_MINICPM_MARKS),
         image="<|image_pad|>",
-        ids={"image_token_id": "<|image_pad|>"},
+        ids={"image_token_id": "<|image_pad|>", **(marks or {})},
         chat="<|image_pad|>",
         processor=("MiniCPMV4_6", "minicpmv4_6"),
         settings=HALF_MEAN
@@ -712,6 +721,7 @@ FAMILIES = {
         },
     ),
     "minicpmv4_6": _minicpm("MiniCPMV4_6", "16x"),
+    "minicpmv4_7": _minicpm("MiniCPMV4_7", "16x", _CANVAS_MARKS),
     "minicpm_ocr": _minicpm("MiniCPMOcr", "4x"),
     "glm_ocr": _glm(
         "GlmOcr",

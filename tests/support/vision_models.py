@@ -58,6 +58,17 @@ def _angles_of_hunyuan(self: Any, angles: Tensor) -> Tensor:
     return torch.cat([part[axis] for axis, part in enumerate(parts)] * 2, -1)
 
 
+# MiniCPM-V 4.7's class counts each axis on from the last token of a prompt, which may be the end of
+# an image; this is behind the largest position, as in its `rope_deltas` and in vLLM.
+def _count_on(self: Any, *arguments: Any, **options: Any) -> Any:
+    found = super(MiniCPMV4_7, self)._update_model_kwargs_for_generation(*arguments, **options)
+    if (places := found.get("position_ids")) is not None and self.model.rope_deltas is not None:
+        places[1:, :, -1] = places[0, :, -1] + self.model.rope_deltas[:, 0]
+    return found
+
+
+MiniCPMV4_7 = transformers.MiniCPMV4_7ForConditionalGeneration
+MiniCPMV4_7._update_model_kwargs_for_generation = _count_on
 hunyuan_vl.HunYuanVLRotaryEmbedding.recomposition_frequencies = _angles_of_hunyuan
 _MASKS = gemma4_unified.create_masks_for_generate
 gemma4_unified.create_masks_for_generate = _masks_of_gemma4
@@ -67,6 +78,7 @@ VISION_FAMILIES = tuple(FAMILIES)
 ALIKE = (
     *("llava_next_video", "qwen2_5_omni", "qwen3_omni_moe", "qwen3_5_moe"),
     *("deepseek_vl", "glm4v_moe", "glm46v", "hyperclovax_vision_v2", "qianfan_ocr", "minicpm_ocr"),
+    "minicpmv4_7",
 )
 """Families with the tower of another one."""
 ANY_SIZE = tuple(
@@ -76,6 +88,9 @@ ANY_SIZE = tuple(
     or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen", "video"))
 )
 """Families whose tower takes images of any size."""
+AXES = ("gemma4", "glm", "hunyuan", "minicpmv4_7", "paddle", "qwen")
+"""The beginnings of the names of families whose modules in transformers are told which tokens are
+those of images."""
 PUBLISHED = ("deepseek_ocr", "deepseek_vl2")
 """Families whose images have no settings in a file of transformers."""
 TWO_SIZES = ("deepseek_ocr", "deepseek_ocr2")
@@ -284,7 +299,7 @@ _OWN_INPUTS: dict[str, Callable[[str, Tiles, Grid], dict[str, Tensor]]] = {
     "granite_docling": _granite_docling,
     "lfm2_vl": _lfm2_vl,
     **dict.fromkeys(TWO_SIZES, _two_sizes),
-    **dict.fromkeys(("minicpmv4_6", "minicpm_ocr"), _minicpm),
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"), _minicpm),
     **dict.fromkeys(JOINED, _joined),
 }
 """Families for which `pixel_inputs` cannot use transformers' preparation with pillow."""
@@ -411,10 +426,12 @@ def reference_tokens(
     inputs |= prompt_types(model, ids)
     if "omni" in model.vision_family:
         pass  # it finds the tokens itself
-    elif model.vision_family.startswith(("gemma4", "glm", "hunyuan", "paddle", "qwen")):
+    elif model.vision_family.startswith(AXES):
         inputs["mm_token_type_ids"] = is_image
     elif model.vision_family == "gemma3":
         inputs["token_type_ids"] = is_image
+    if model.vision_family == "minicpmv4_7":  # which keeps what images before have moved
+        model.model.rope_deltas = None
     output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

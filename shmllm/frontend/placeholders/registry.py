@@ -165,6 +165,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "SmolVLMForConditionalGeneration": (Idefics3Placeholder,),
     "MiniCPMOcrForConditionalGeneration": (MiniCPMOcrPlaceholder,),
     "MiniCPMV4_6ForConditionalGeneration": (MiniCPMVPlaceholder,),
+    "MiniCPMV4_7ForConditionalGeneration": (MiniCPMVPlaceholder,),
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "MoonshineForConditionalGeneration": (MoonshinePlaceholder,),
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shmllm.models.rope_config import UNTIMED, VideoTimes
+from shmllm.models.vision.canvas import CanvasMarks
 from shmllm.models.vision.deepseek_vl2_specs import DeepseekVL2Tower
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 from shmllm.models.vision.granite4_vision_specs import Granite4VisionTower
@@ -297,6 +298,8 @@ class VisionSpec:
         grid_axes: the number of axes of positions whose last three are the column and the row
             within an image and the number of the image, and on which text counts on; 0: text goes
             on behind the longest side of an image.
+        canvas: the tokens around images and slices, which have places on the axes, too; None: they
+            have those of text.
         video: how it takes videos; None: it takes none.
     """
 
@@ -309,6 +312,7 @@ class VisionSpec:
     merge_size: int = 0
     has_axes: bool = False
     grid_axes: int = 0
+    canvas: CanvasMarks | None = None
     video: VideoSpec | None = None
 
     def num_embeddings(self, grid: Grid) -> int:

@@ -145,6 +145,7 @@ class CpuRunner(LoadedRunner):
             max_drafts=config.max_drafts,
             patches_per_side=loaded.config.patches_per_side,
             grid_axes=loaded.config.vision.grid_axes if loaded.config.vision else 0,
+            canvas=loaded.config.vision.canvas if loaded.config.vision else None,
             video_times=loaded.config.video_times,
             spans_prompts=loaded.config.spans_prompts,
             has_encoder=loaded.config.num_encoded > 0,

@@ -125,6 +125,7 @@ class StepResources:
             max_drafts=drafts,
             patches_per_side=model.patches_per_side,
             grid_axes=model.vision.grid_axes if model.vision else 0,
+            canvas=model.vision.canvas if model.vision else None,
             video_times=model.video_times,
             spans_prompts=model.spans_prompts,
             has_encoder=model.num_encoded > 0,

@@ -141,7 +141,7 @@ def test_a_hit_that_ends_inside_an_item_needs_its_embeddings():
 
 @pytest.mark.parametrize(
     ("other", "hit"),
-    [(item(2, (4, 12)), 4), (item(1, (5, 13)), 4), (item(1, (4, 8), (9, 13)), 8)],
+    [(item(2, (4, 12)), 4), (item(1, (5, 13)), 0), (item(1, (4, 8), (9, 13)), 8)],
 )
 def test_a_hit_ends_where_items_differ_at_equal_placeholders(other, hit):
     bench = Bench(capacity=32)

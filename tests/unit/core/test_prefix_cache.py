@@ -12,6 +12,7 @@ from support.variants import slow
 from shmllm.core.block_pool import KVBlock
 from shmllm.core.kv_groups import ChunkedLocal, FullAttention, RecurrentState, SlidingWindow
 from shmllm.core.prefix_cache import PrefixCache, extend_block_hashes
+from shmllm.params.items import Item
 
 
 def hashes_of(token_ids, block_size=4, salt=""):
@@ -46,6 +47,21 @@ def test_different_salts_share_no_hash(left, right):
 
 def test_the_bytes_of_token_ids_are_not_merged():
     assert hashes_of([1, 256, 0, 0]) != hashes_of([257, 0, 0, 0])
+
+
+def test_a_hash_says_whether_an_item_begins_right_behind_the_block():
+    """The token before it may have another place; which item it is does not matter."""
+
+    def hashes_with(*starts, identity=b"a"):
+        items = [Item(identity * 32, ((at, at + 2),), (1, 1, 2)) for at in starts]
+        found = []
+        extend_block_hashes(found, array("i", range(12)), 4, "", items)
+        return found
+
+    assert hashes_with(4)[0] == hashes_with(4, identity=b"b")[0] != hashes_of(range(12))[0]
+    assert hashes_with(5)[0] == hashes_of(range(12))[0]
+    assert hashes_with(2, 8)[1] != hashes_with(2)[1] != hashes_of(range(12))[1]
+    assert hashes_with(12)[2] != hashes_of(range(12))[2]
 
 
 def test_extending_gives_the_same_as_hashing_at_once():

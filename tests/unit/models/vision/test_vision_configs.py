@@ -315,6 +315,10 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("minicpmv4_6", OUTER, {"insert_layer_id": 3}, r"insert_layer_id \(3\) is none of the 3"),
     ("minicpmv4_6", OUTER, {"image_token_id": None}, "image_token_id is missing"),
     ("minicpmv4_6", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("minicpmv4_7", VISION, {"model_type": "minicpmv4_6_vision"}, "supported: minicpmv4_7_visio"),
+    ("minicpmv4_7", OUTER, {"newline_id": None}, "newline_id is missing: images need the token"),
+    ("minicpmv4_7", OUTER, {"slice_end_id": 512}, r"slice_end_id \(512\) is no token of a vocab"),
+    ("minicpmv4_7", OUTER, {"drop_vision_last_layer": True}, "drop_vision_last_layer True is not"),
     ("minicpmv4_6", TEXT, {"model_type": "qwen3"}, "model_type 'qwen3' is not supported"),
     ("lfm2_vl", VISION, {"model_type": "siglip_vision_model"}, "supported: siglip2_vision_model"),
     ("lfm2_vl", VISION, {"num_patches": 35}, r"num_patches \(35\) must be a square number"),
@@ -645,9 +649,9 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.num_levels == levels.get(name, 0)
     assert vision.level_layers == ((0, 1, 2, 4, 5) if name == "granite4_vision" else ())
     any_size = name in ANY_SIZE
-    assert vision.has_axes == name.startswith(("glm", "hunyuan", "paddle", "qwen"))
+    assert vision.has_axes == name.startswith(("glm", "hunyuan", "minicpmv4_7", "paddle", "qwen"))
     assert vision.grid_axes == (4 if name == "hunyuan_vl" else 0)
-    merged = {"minicpmv4_6": 4, "video_llama_3": 1}
+    merged = {"minicpmv4_6": 4, "minicpmv4_7": 4, "video_llama_3": 1}
     assert vision.merge_size == (merged.get(name, 2) if any_size else 0)
     of_images: dict[str, Any] = FAMILIES[name].vision
     assert vision.patch_size == of_images.get("sam_config", of_images)["patch_size"]
