@@ -199,7 +199,7 @@ class InputBatch:
         self.min_p[row] = params.min_p
         self.seeds[row] = request.seed % 2**64
         self._second_segments[row] = request.second_segment or NEVER
-        grids = list(self._placed_grids(request)) if self.rope_positions else []
+        grids = [] if self.rope_positions is None else list(self._placed_grids(request))
         if isinstance(self.rope_positions, CanvasPositions):
             prompt = request.token_ids[: request.num_prompt_tokens]
             self.rope_positions.update(row, grids, prompt)
