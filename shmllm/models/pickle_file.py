@@ -8,6 +8,7 @@ file. Files of torch before 1.6 are no archives; they are read into memory as a 
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ _DTYPES = (
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.int64),
 )
 _LONGEST_REASON = 200
+_UNPICKLER_REASON = re.compile(r"(?:WeightsUnpickler error: |Trying to load )([^\n]*)")
+"""What is wrong, in a message whose other sentences advise to run the file's code."""
 
 
 class PickleFile(UnchangedFile):
@@ -53,10 +56,11 @@ class PickleFile(UnchangedFile):
         except OSError:
             raise
         except pickle.UnpicklingError as error:
+            reason = _UNPICKLER_REASON.search(str(error))
+            why = f" ({reason[1][:_LONGEST_REASON].rstrip('.')})" if reason else ""
             raise EngineStartError(
-                f"{self.path} has more than tensors, or is damaged, and is not read "
-                f"({one_line(error)[:_LONGEST_REASON]}); load it with transformers and save it "
-                "again with save_pretrained()"
+                f"{self.path} has more than tensors, or is damaged, and is not read{why}; if you "
+                "trust it, load it with transformers and save it again with save_pretrained()"
             ) from None
         except Exception as error:  # a damaged pickle may cause any
             raise EngineStartError(
