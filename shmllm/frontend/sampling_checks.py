@@ -165,14 +165,21 @@ class SamplingChecks:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
+def _list_of_set(value: object) -> list[Any]:
+    """What stands for a value that JSON has not; vLLM's programs pass sets of token ids."""
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"it has a {type(value).__name__}")
+
+
 def _as_json(arguments: Mapping[str, Any]) -> str:
-    """The extra arguments as JSON.
+    """The extra arguments as JSON, sets as lists.
 
     Raises:
         RequestError: JSON cannot hold a value, or the text is too long.
     """
     try:
-        text = json.dumps(dict(arguments))
+        text = json.dumps(dict(arguments), default=_list_of_set)
     except (TypeError, ValueError, RecursionError) as problem:
         raise RequestError(
             f"extra_args cannot be sent to the engine as JSON: {problem}", parameter="extra_args"
