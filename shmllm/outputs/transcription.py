@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+_WITHOUT_BLANKS = re.compile(
+    "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u2e80-\u312f\u31a0-\u31ff\u3400-\u9fff"
+    "\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U0001b000-\U0001b16f\U00020000-\U0003ffff]"
+)
+"""Characters of scripts without blanks between words: Thai, Lao, Tibetan, Burmese, Khmer, kana and
+Chinese characters, with their punctuation. Korean has blanks."""
 
 
 @dataclass(frozen=True)
@@ -37,5 +46,15 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The texts of the segments, with a blank between them."""
-        return " ".join(segment.text for segment in self.segments)
+        """The texts of the segments, with a blank between them unless both are of scripts without
+        blanks, such as Chinese and Japanese."""
+        return joined_text(self.segments)
+
+
+def joined_text(segments: Sequence[Segment]) -> str:
+    """See `Transcript.text`."""
+    text = ""
+    for segment in segments:
+        needs_blank = not (_WITHOUT_BLANKS.match(text[-1:]) and _WITHOUT_BLANKS.match(segment.text))
+        text += " " + segment.text if text and needs_blank else segment.text
+    return text

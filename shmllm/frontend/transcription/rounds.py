@@ -10,7 +10,7 @@ from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.transcription import quality
 from shmllm.frontend.transcription.windows import Window
 from shmllm.outputs.request import CompletionOutput, RequestOutput
-from shmllm.outputs.transcription import Segment
+from shmllm.outputs.transcription import Segment, joined_text
 from shmllm.params.sampling import SamplingParams
 
 OnDone = Callable[[int], object]
@@ -99,5 +99,4 @@ class Rounds(ABC):
             part.error = request.error or ABORTED
             return True
         self._read(part, output)
-        text = " ".join(segment.text for segment in part.segments)
-        return is_last or quality.is_good(part.logprob, text)
+        return is_last or quality.is_good(part.logprob, joined_text(part.segments))
