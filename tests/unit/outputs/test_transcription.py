@@ -16,7 +16,7 @@ from shmllm.outputs.transcription import Segment, Transcript
         (["こんにちは", "カタカナ", "漢字"], "こんにちはカタカナ漢字"),
         (["สวัสดี", "ครับ"], "สวัสดีครับ"),
         (["안녕하세요.", "네."], "안녕하세요. 네."),
-        (["他说", "hello", "world", "！"], "他说 hello world ！"),
+        (["他说", "hello", "world", "再见"], "他说 hello world 再见"),
         (["a", "b"], "a b"),
     ],
 )
