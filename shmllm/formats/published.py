@@ -9,6 +9,8 @@ from typing import Any
 
 from shmllm.formats import deepseek_ocr, deepseek_vl2, internvl_chat
 
+PUBLISHED = frozenset({internvl_chat.ARCHITECTURE, *deepseek_ocr.KINDS, deepseek_vl2.ARCHITECTURE})
+"""The names in their ``architectures``."""
 _FAMILIES = (internvl_chat, deepseek_ocr, deepseek_vl2)
 
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.published import PUBLISHED
 from shmllm.formats.text_files import read_text
 from shmllm.formats.thinker import THINKERS
 from shmllm.models.architectures import ARCHITECTURES, REFUSED
@@ -69,8 +70,8 @@ def register_model(architecture: str, family: str) -> None:
 
 def known_architectures() -> frozenset[str]:
     """Returns the names in a config.json's ``architectures`` that have a family, those of whole
-    models whose thinker has one included."""
-    return frozenset({*ARCHITECTURES, *THINKERS, *REGISTERED})
+    models whose thinker has one included, and those of files that are read in other terms."""
+    return frozenset({*ARCHITECTURES, *THINKERS, *PUBLISHED, *REGISTERED})
 
 
 def purpose_of(architecture: str) -> Purpose:
