@@ -157,6 +157,7 @@ ARCHITECTURES: dict[str, str] = {
     "Kolibri1ForCausalLM": "kolibri1",
     "LagunaForCausalLM": "laguna",
     "LaraMiniForCausalLM": "lara_mini",
+    "Lfm2BidirectionalModel": "lfm2_bidirectional",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",
     "Lfm2VlForConditionalGeneration": "lfm2_vl",

@@ -34,7 +34,7 @@ from shmllm.models.mixer_specs import (
 )
 from shmllm.models.model_size import problem_of_size
 from shmllm.models.quantization_methods import quantization_fields
-from shmllm.models.recurrent_specs import MambaSpec
+from shmllm.models.recurrent_specs import MambaSpec, ShortConvolutionSpec
 from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
@@ -253,8 +253,9 @@ class ModelConfig(ItemTowers):
         drafts has no text."""
         if self.drafting is not None:
             return False
-        known = (each.ahead for each in self.attentions if not isinstance(each.ahead, Encoded))
-        return any(ahead not in (0, WITHIN_ITEMS) for ahead in known)
+        kinds = AttentionSpec | ShortConvolutionSpec
+        aheads = (mixer.ahead for mixer in self.mixers if isinstance(mixer, kinds))
+        return any(a not in (0, WITHIN_ITEMS) and not isinstance(a, Encoded) for a in aheads)
 
     @property
     def whole_prompts(self) -> bool:

@@ -305,7 +305,8 @@ class Ops(LinearOps, StreamOps, Protocol):
         requests on, which it brings up to date.
 
         The products of input gates and inputs are convolved over time; output gates multiply the
-        result.
+        result. If convolutions look ahead, the step has all tokens of its requests, and there are
+        no states.
 
         Args:
             x: [tokens, 3 * width], input gates, output gates and inputs side by side; may be

@@ -324,11 +324,13 @@ class ShortConvolutionSpec:
         width: the number of channels.
         taps: the number of tokens that the convolution of a channel reads.
         bias: whether the convolution, and the projections before and behind it, have a bias.
+        ahead: how many of these tokens are behind its own; 0: the convolution is causal.
     """
 
     width: int
     taps: int
     bias: bool = False
+    ahead: int = 0
 
     kv = None
 

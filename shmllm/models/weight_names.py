@@ -32,6 +32,7 @@ RENAMED_PREFIXES = {
     "backbone.": "model.",
     "gpt_neox.": "model.",
     "gpt_neox_japanese.": "model.",
+    "lfm2.": "model.",
     "embed_out.": "lm_head.",
     "biogpt.": "model.",
     "output_projection.": "lm_head.",

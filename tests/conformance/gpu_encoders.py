@@ -54,7 +54,7 @@ FAMILIES += map(
     slow, ("jina_bert", "electra", "eurobert", "mpnet", "nomic_bert", "gte", "jina_embeddings_v3")
 )
 FAMILIES += map(slow, ("nomic_moe", "t5_encoder", "deberta_v2", "albert", "electra_small", "ernie"))
-FAMILIES += [slow("privacy_filter"), slow("deberta")]
+FAMILIES += map(slow, ("privacy_filter", "deberta", "lfm2_bidirectional"))
 TOLERANCE = 1e-5
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,

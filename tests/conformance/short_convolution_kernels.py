@@ -11,7 +11,7 @@ from support.variants import each_once
 
 from shmllm_kernels.gpu import short_convolution
 from shmllm_kernels.gpu.configs import has_dependent_launches
-from shmllm_kernels.reference.convolution import convolve_gated
+from shmllm_kernels.reference.convolution import convolve_gated, convolve_gated_ahead
 
 
 class ShortConvolutionConformance:
@@ -48,3 +48,24 @@ class ShortConvolutionConformance:
                 found = run.state(request, end)
                 assert torch.equal(found[: state.numel()].view_as(state), state)
                 assert found[state.numel() :].isnan().all(), "it wrote beside"
+
+    @pytest.mark.parametrize(("taps", "ahead", "most_rows"), [(3, 1, 4), (4, 1, 32), (7, 5, 6)])
+    def test_outputs_of_convolutions_that_look_ahead(
+        self, draw, dtype, monkeypatch, taps, ahead, most_rows
+    ) -> None:
+        monkeypatch.setattr(short_convolution, "ROWS", most_rows)
+        channels, step = 150, [(0, 0, 2), None, (1, 0, LENGTH)]
+        x = rows_of(draw.normal(2, LENGTH, 3 * channels, dtype=dtype), step)
+        weights = draw.normal(taps, channels, dtype=dtype)
+        bias = draw.normal(channels, dtype=dtype)
+        run, out = (
+            Run((taps - 1) * channels, draw.device),
+            torch.full_like(x[:, :channels], float("nan")),
+        )
+        short_convolution.short_convolution(
+            out, x, weights, bias, run.states, run.requests(step), LENGTH,
+            has_dependent_launches(draw.device), ahead,
+        )  # fmt: skip
+        wanted = [convolve_gated_ahead(each, weights, bias, ahead) for each in x.split([2, LENGTH])]
+        assert_close(out, torch.cat(wanted), *tolerances(dtype))
+        assert run.states.isnan().all()

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.gguf_models import write_model
+from support.model_helpers import reference_model
 from support.one_thread import one_thread
 from support.pooling_models import (
     RewardModel,
@@ -25,7 +27,9 @@ from support.pooling_models import (
     write_tokenizer,
 )
 from support.remote_decoders import as_internlm2
+from support.remote_families import Lfm2BidirectionalModel
 from support.variants import slow
+from transformers import LlamaModel
 
 from shmllm import LLM, EngineStartError, SamplingParams
 from shmllm.params.pooling import Pooling, PoolingType
@@ -79,6 +83,7 @@ def test_a_llama_that_attends_both_ways_pools_as_its_config_says(tmp_path: Path)
     ("kind", "suffix"),
     [
         *product(ENCODERS, ["Model", "ForMaskedLM"]),
+        *[("lfm2_bidirectional", "Model"), slow("lfm2_bidirectional", "ForMaskedLM")],
         *[("bert", "ForPreTraining"), ("electra", "ForPreTraining")],
     ],
 )
@@ -88,6 +93,24 @@ def test_hidden_states_of_encoders(kind: str, suffix: str, tmp_path: Path) -> No
         assert_vectors_close(pool(llm, PROMPTS, ALL), states_of(model), TOLERANCE)
         assert llm.front_end.info.max_model_len == 128
         assert llm.front_end.info.pooling.both_ways
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("lfm2", Lfm2BidirectionalModel), slow("llama", LlamaModel)]
+)
+def test_files_of_llama_cpp_may_attend_both_ways(family: str, kind: Any, tmp_path: Path) -> None:
+    options = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4}
+    decoder = reference_model(family, **(options if family == "lfm2" else {}))
+    path = tmp_path / "m.gguf"
+    write_model(path, decoder, lambda writer: writer.add_causal_attention(False))
+    decoder.config.is_causal = False
+    model = kind(decoder.config)
+    model.load_state_dict(decoder.model.state_dict())
+    prompts = [[token % 97 for token in prompt] for prompt in PROMPTS]
+    with torch.inference_mode():
+        wanted = [model(torch.tensor([each])).last_hidden_state[0] for each in prompts]
+    with LLM(str(path), **OPTIONS, dtype="float32") as llm:
+        assert_vectors_close(pool(llm, prompts, ALL), wanted, TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

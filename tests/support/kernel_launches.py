@@ -292,7 +292,9 @@ def short_convolutions(facts: dict[str, Any], capability: int) -> None:
         x, weights = empty(4, 3 * width, dtype=dtype), empty(taps, width, dtype=dtype)
         out = empty(4, width, dtype=dtype)
         for bias in (None, weights[0]):
-            short_convolution(out, x, weights, bias, states, requests, 4, is_dependent)
+            for ahead in (0, taps // 2):
+                options = is_dependent, ahead
+                short_convolution(out, x, weights, bias, states, requests, 4, *options)
     facts.clear()
 
 

@@ -81,6 +81,10 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         | DECODER,
     ),
     "lfm2": ("Lfm2", DECODER | {"layer_types": ["conv", "full_attention", "conv"]}),
+    "lfm2_bidirectional": (
+        "Lfm2Bidirectional",
+        DECODER | {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
+    ),
     "llama": ("Llama", DECODER),
     "llama_bidirectional": ("LlamaBidirectional", DECODER),
     "mistral": ("Mistral", DECODER | {"sliding_window": 24}),

@@ -20,6 +20,9 @@ from transformers import (
     GraniteForCausalLM,
     JinaEmbeddingsV3Config,
     JinaEmbeddingsV3Model,
+    Lfm2Config,
+    Lfm2Model,
+    Lfm2PreTrainedModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
@@ -32,6 +35,7 @@ from transformers import (
     UMT5Config,
     UMT5EncoderModel,
 )
+from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from shmllm.models.weight_names import renamed
@@ -84,6 +88,47 @@ class LlamaBidirectionalConfig(LlamaConfig):  # type: ignore[misc]
 
 class LlamaBidirectionalModel(LlamaModel):  # type: ignore[misc]
     config_class = LlamaBidirectionalConfig
+
+
+class Lfm2BidirectionalConfig(Lfm2Config):  # type: ignore[misc]
+    """LFM2's, of which published files have the ``model_type``, too."""
+
+
+class CentredConvolution(Lfm2ShortConv):  # type: ignore[misc]
+    def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        before, behind, inputs = self.in_proj(hidden_states).transpose(1, 2).chunk(3, 1)
+        weight, taps = self.conv.weight, self.conv_kernel_size
+        gated, groups = before * inputs, len(weight)
+        out = nn.functional.conv1d(gated, weight, self.conv.bias, padding=taps // 2, groups=groups)
+        out = behind * out[..., : hidden_states.shape[1]]
+        projected: Tensor = self.out_proj(out.transpose(1, 2))
+        return projected
+
+
+class Lfm2BidirectionalModel(Lfm2Model):  # type: ignore[misc]
+    config_class = Lfm2BidirectionalConfig
+
+    def __init__(self, config: Lfm2BidirectionalConfig) -> None:
+        super().__init__(config)
+        for index, layer in enumerate(self.layers):
+            if layer.is_attention_layer:
+                layer.self_attn.is_causal = False
+            else:
+                layer.conv = CentredConvolution(config, index)
+
+    def forward(self, input_ids: Tensor, **_: Any) -> Any:
+        masks = {"full_attention": None, "conv": None}
+        return super().forward(input_ids, attention_mask=masks, use_cache=False)
+
+
+class Lfm2BidirectionalForMaskedLM(Lfm2PreTrainedModel):  # type: ignore[misc]
+    config_class, base_model_prefix = Lfm2BidirectionalConfig, "lfm2"
+
+    def __init__(self, config: Lfm2BidirectionalConfig) -> None:
+        super().__init__(config)
+        self.lfm2 = Lfm2BidirectionalModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
 
 
 class JinaBertConfig(BertConfig):  # type: ignore[misc]

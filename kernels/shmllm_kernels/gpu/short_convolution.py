@@ -57,11 +57,12 @@ def _store_rows(rows_ptr, rows, of, channels):
 
 @triton.jit
 def _gated_input(x_ptr, x_stride, own, token, of, channels):
-    """Returns the product of a token's input gates and inputs, rounded to their dtype, in
-    float32."""
+    """Returns the product of a token's input gates and inputs, rounded to their dtype, in float32;
+    zeros if the request has no such token in the step."""
+    inside = of.inside & (token >= 0) & (token < own.count)
     row = x_ptr + (own.first + token).to(tl.int64) * x_stride + of.columns
-    gate = tl.load(row, mask=of.inside, other=0.0).to(tl.float32)
-    value = tl.load(row + 2 * channels, mask=of.inside, other=0.0).to(tl.float32)
+    gate = tl.load(row, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(row + 2 * channels, mask=inside, other=0.0).to(tl.float32)
     return (gate * value).to(x_ptr.dtype.element_ty).to(tl.float32)
 
 
@@ -114,6 +115,7 @@ def _short_convolution(
     interval,
     channels,
     TAPS: tl.constexpr,
+    AHEAD: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     MOST: tl.constexpr,
@@ -143,10 +145,10 @@ def _short_convolution(
         gdc_wait()
 
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    if first > 0:
-        window = _window_before(x_ptr, x_stride, own, first, of, channels, TAPS - 1)
+    if first + AHEAD > 0:
+        window = _window_before(x_ptr, x_stride, own, first + AHEAD, of, channels, TAPS - 1)
     for token in range(first, tl.minimum(first + MOST, own.count)):
-        x = _gated_input(x_ptr, x_stride, own, token, of, channels)
+        x = _gated_input(x_ptr, x_stride, own, token + AHEAD, of, channels)
         window += (x,)
         total = _weighted_sum(window, taps, bias).to(dtype).to(tl.float32)
         window = window[1:]
@@ -154,9 +156,9 @@ def _short_convolution(
         gate = tl.load(x_ptr + index * x_stride + channels + columns, mask=inside, other=0.0)
         out = total * gate.to(tl.float32)
         tl.store(out_ptr + index * out_stride + columns, out.to(dtype), mask=inside)
-        if (first == 0) & is_kept(own, token):
+        if (AHEAD == 0) & (first == 0) & is_kept(own, token):
             _store_rows(state_behind(own, token), window, of, channels)
-    if first == 0:
+    if (AHEAD == 0) & (first == 0):
         _store_windows_behind(x_ptr, x_stride, own, MOST, of, channels, TAPS - 1)
 
 
@@ -169,6 +171,7 @@ def short_convolution(
     requests: Requests,
     most_tokens: int,
     is_dependent: bool = False,
+    ahead: int = 0,
 ) -> None:
     """Writes the outputs of ``reference.convolution.convolve_gated`` for each request.
 
@@ -182,6 +185,9 @@ def short_convolution(
         requests: the requests.
         most_tokens: no request has more tokens in the step.
         is_dependent: see `few_delta_net.run_delta_net`.
+        ahead: how many tokens behind its own a convolution reads. If there are any, the outputs are
+            those of ``convolve_gated_ahead``, all tokens of a request are in the step, and states
+            stay as they are.
 
     One launch a layer, a program for each request, CHANNELS channels and ROWS tokens. With 2,048
     channels and three taps in bfloat16, one decode moves 0.05 MB: 2 us, the launch. 256 decodes
@@ -192,6 +198,7 @@ def short_convolution(
     taps, channels = weights.shape
     num_requests = len(requests.context_lens)
     assert 2 <= taps <= min(MOST_TAPS, ROWS + 1)
+    assert 0 <= ahead < taps
     assert x.shape[1] == 3 * channels, "x: what the projection returns"
     assert out.shape == (len(x), channels), "out: a row for each token"
     assert x.stride(1) == out.stride(1) == 1, "rows must be contiguous"
@@ -203,6 +210,6 @@ def short_convolution(
         requests.query_starts, requests.context_lens, requests.block_table,
         x.stride(0), states.stride(0), out.stride(0), requests.block_table.stride(0),
         requests.interval, channels,
-        TAPS=taps, HAS_BIAS=bias is not None, IS_DEPENDENT=is_dependent, MOST=ROWS,
-        BLOCK=CHANNELS, num_warps=1, **({"launch_pdl": True} if is_dependent else {}),
+        TAPS=taps, AHEAD=ahead, HAS_BIAS=bias is not None, IS_DEPENDENT=is_dependent,
+        MOST=ROWS, BLOCK=CHANNELS, num_warps=1, **({"launch_pdl": True} if is_dependent else {}),
     )  # fmt: skip

@@ -41,6 +41,16 @@ def convolve_gated(
     return behind * out.to(x.dtype), state
 
 
+def convolve_gated_ahead(x: Tensor, weights: Tensor, bias: Tensor | None, ahead: int) -> Tensor:
+    """Returns the outputs of `convolve_gated` for all tokens of a request, whose convolutions also
+    read so many tokens behind their own."""
+    before, behind, inputs = x.chunk(3, 1)
+    zeros = x.new_zeros(len(weights) - 1, inputs.shape[1], dtype=torch.float32)
+    padded = torch.cat([before * inputs, zeros[:ahead].to(x.dtype)])
+    out, _ = _convolve(padded, weights, bias, zeros)
+    return behind * out[ahead:].to(x.dtype)
+
+
 def _convolve(
     x: Tensor, weights: Tensor, bias: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -77,6 +77,8 @@ def model_config(header: GgufHeader) -> Json:
         **_special_ids(header),
         **attention,
     }
+    if not known.flag("attention.causal", True):
+        config["is_causal"] = False
     check_layers(header, config["num_hidden_layers"])
     own_fields = (OF_FAMILY | OF_MIXTURE | OF_LATENTS | OF_RECURRENT | OF_LAYERS).get(
         family.model_type, no_window

@@ -20,6 +20,12 @@ from shmllm.frontend.gguf.metadata import Metadata
 
 
 def _lfm2(known: Metadata, config: Json) -> Json:
+    is_causal = config.get("is_causal", True)
+    architecture = {} if is_causal else {"architectures": ["Lfm2BidirectionalModel"]}
+    return _lfm2_layers(known, config) | architecture
+
+
+def _lfm2_layers(known: Metadata, config: Json) -> Json:
     heads = known.find("attention.head_count_kv")
     every = heads if isinstance(heads, list) else [heads] * config["num_hidden_layers"]
     return no_window(known, config) | {
@@ -35,7 +41,7 @@ def _lfm2_moe(known: Metadata, config: Json) -> Json:
     check_sigmoids(known)
     has_bias = known.has_tensors("exp_probs_b.bias")
     return (
-        _lfm2(known, config)
+        _lfm2_layers(known, config)
         | experts(known, "num_experts")
         | {
             "moe_intermediate_size": known.whole("expert_feed_forward_length"),

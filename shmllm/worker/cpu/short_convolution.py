@@ -8,7 +8,7 @@ from shmllm.models.short_convolution import ShortConvolution
 from shmllm.worker.cpu.products import kind_of
 from shmllm.worker.cpu.states import States
 from shmllm_kernels.cpu import KernelProgram
-from shmllm_kernels.cpu.convolution import CONVOLVE_GATED
+from shmllm_kernels.cpu.convolution import CONVOLVE_AHEAD, CONVOLVE_GATED
 
 
 class ShortConvolutionOps:
@@ -31,5 +31,8 @@ class ShortConvolutionOps:
             weights.data_ptr(), 0 if bias is None else bias.data_ptr(),
             out.data_ptr(), 4 * out.shape[1],
         ]  # fmt: skip
-        kernel = CONVOLVE_GATED[kind_of(weights), spec.taps]
+        kernels = CONVOLVE_GATED
+        if spec.ahead:
+            operands, kernels = [*operands, spec.ahead], CONVOLVE_AHEAD
+        kernel = kernels[kind_of(weights), spec.taps]
         self._program.record(kernel, operands, label="convolve_gated")

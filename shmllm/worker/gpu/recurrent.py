@@ -263,8 +263,9 @@ class RecurrentOps:
         step = self._step.descriptor
         most_tokens = 1 if step.uniform else step.max_verified or step.num_tokens
         short_convolution(
-            out, x, *weights, states[mixer.layer], self._requests, most_tokens, is_dependent
-        )
+            out, x, *weights, states[mixer.layer], self._requests, most_tokens, is_dependent,
+            mixer.spec.ahead,
+        )  # fmt: skip
 
     def _convolve(self, x: Tensor, mixer: Mamba) -> None:
         states = self._cache.states[mixer.layer]

@@ -10,8 +10,9 @@ from support.variants import diagonal
 from transformers import Lfm2Config
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
-from shmllm_kernels.cpu.convolution import CONVOLVE, CONVOLVE_GATED, MOST_TAPS
+from shmllm_kernels.cpu.convolution import CONVOLVE, CONVOLVE_AHEAD, CONVOLVE_GATED, MOST_TAPS
 from shmllm_kernels.cpu.norms import KINDS
+from shmllm_kernels.reference.convolution import convolve_gated_ahead
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,24 @@ def test_a_gated_convolution_equals_transformers(taps: int, kind: str, has_bias:
         assert torch.equal(state, results[0][1])
     gated = x[:, :channels] * x[:, 2 * channels :]
     assert torch.equal(results[0][1].view(taps - 1, channels), gated[-taps + 1 :])
+
+
+@pytest.mark.parametrize(("taps", "ahead", "kind"), [(3, 1, "bfloat16"), (4, 1, "float32"),
+                                                     (7, 6, "float16")])  # fmt: skip
+def test_a_gated_convolution_looks_ahead(taps: int, ahead: int, kind: str) -> None:
+    channels, lengths = 304, [1, 2, 9, 17]
+    ends = [sum(lengths[: row + 1]) for row in range(len(lengths))]
+    x = torch.randn(ends[-1], 3 * channels)
+    weights, bias = torch.randn(taps + 1, channels).to(getattr(torch, kind)).split([taps, 1])
+    states = States(len(lengths), 4 * (taps - 1) * channels)
+    given, out = states.memory.clone(), torch.full((ends[-1], channels + 5), 0.5)
+    states.run(
+        CONVOLVE_AHEAD[kind, taps], [(row, 0, length) for row, length in enumerate(lengths)], x,
+        12 * channels, channels, weights, bias, out, 4 * out.shape[1], ahead,
+    )  # fmt: skip
+    parts = zip(x.split(lengths), out.split(lengths), strict=True)
+    for inputs, found in parts:
+        wanted = convolve_gated_ahead(inputs.double(), weights, bias[0], ahead)
+        torch.testing.assert_close(found[:, :channels].double(), wanted, atol=1e-5, rtol=1e-5)
+    assert torch.all(out[:, channels:] == 0.5)
+    assert torch.equal(states.memory, given)
