@@ -93,6 +93,7 @@ ARCHITECTURES: dict[str, str] = {
     "DeepseekV32ForCausalLM": "deepseek_v32",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "DistilBertModel": "distilbert",
+    "DomynEdgeForCausalLM": "domyn_edge",
     "Dots1ForCausalLM": "dots1",
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt_bigcode",

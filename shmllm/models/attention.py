@@ -84,7 +84,8 @@ class Attention(AttentionHeads):
         if spec.qk_norm is not None:
             has_weight = config.norm.weight and spec.norms_have_weights
             norm = replace(config.norm, weight=has_weight, bias=spec.norms_have_bias)
-            self.q_norm = self._norm(spec.num_heads, norm, storage)
+            of_queries = replace(norm, weight=has_weight and spec.weighs_queries)
+            self.q_norm = self._norm(spec.num_heads, of_queries, storage)
             if spec.source is None:
                 self.k_norm = self._norm(spec.num_kv_heads, norm, storage)
 

@@ -22,6 +22,7 @@ from shmllm.models.readers import (
     read_attention,
     read_layer_types,
     read_num_layers,
+    read_own_fields,
     read_positions,
     read_rope_of_type,
     windows_by_type,
@@ -137,10 +138,7 @@ def _heads_of_layer(fields: Fields, index: int, kind: str, plain: AttentionSpec)
     """Returns the attention with a layer's own heads: those that ``per_layer_config`` has for its
     index, or that older files have for all full layers."""
     if "per_layer_config" in fields.values:
-        known = _own_fields(fields, index)
-        unknown = known.values.keys() - {"head_dim", "num_key_value_heads"}
-        if unknown:
-            raise known.error(f"{min(unknown)!r} is not supported")
+        known = read_own_fields(fields, index, {"head_dim", "num_key_value_heads"})
         head_dim = known.integer("head_dim", plain.head_dim)
         num_kv_heads = known.integer("num_key_value_heads", plain.num_kv_heads)
     elif kind == FULL:
@@ -156,17 +154,6 @@ def _heads_of_layer(fields: Fields, index: int, kind: str, plain: AttentionSpec)
             f"fit to {plain.num_heads} heads"
         )
     return replace(plain, num_kv_heads=num_kv_heads, head_dim=head_dim)
-
-
-def _own_fields(fields: Fields, index: int) -> Fields:
-    """Returns what ``per_layer_config`` has for a layer. Its names are numbers of layers, with
-    zeros in front of them where others have more digits."""
-    every = Fields(fields.table("per_layer_config"), f"{fields.where}: per_layer_config")
-    names = [name for name in every.values if name.isdecimal() and int(name) == index]
-    strange = [name for name in every.values if not name.isdecimal()]
-    if strange or len(names) > 1:
-        raise every.error(f"{(strange or names)[-1]!r} is not the number of one layer")
-    return Fields(every.table(names[0]) if names else {}, f"{every.where}: {index}")
 
 
 _DEFAULT_ROPES = {

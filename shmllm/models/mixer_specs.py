@@ -112,6 +112,7 @@ class AttentionSpec:
         norms_rotated: whether those of heads are behind the rotation, and not before it.
         norms_have_bias: whether these are LayerNorms of each head with a bias.
         norms_have_weights: whether the norms of queries and keys have weights.
+        weighs_queries: whether that of queries has, if that of keys has.
         growth: the factor of queries behind their rotation; None: they have none.
         clip: the bound of the numbers of queries, keys and values on both sides, before their norms
             and rotation; None: there is none.
@@ -150,6 +151,7 @@ class AttentionSpec:
     norms_rotated: bool = False
     norms_have_bias: bool = False
     norms_have_weights: bool = True
+    weighs_queries: bool = True
     growth: Growth | None = None
     clip: float | None = None
     bias: bool = False

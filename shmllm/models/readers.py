@@ -6,7 +6,7 @@ module must not import torch: front ends import it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -250,6 +250,20 @@ def read_layer_types(
 def read_mlp_types(fields: Fields, num_layers: int) -> tuple[str, ...] | None:
     """Returns ``mlp_layer_types``: DENSE, or SPARSE for experts; None if the field is absent."""
     return read_layer_types(fields, num_layers, (DENSE, SPARSE), "mlp_layer_types")
+
+
+def read_own_fields(fields: Fields, index: int, known: Set[str]) -> Fields:
+    """Returns what ``per_layer_config`` has for a layer, which are known fields. Its names are
+    numbers of layers, with zeros in front of them where others have more digits."""
+    every = Fields(fields.table("per_layer_config"), f"{fields.where}: per_layer_config")
+    names = [name for name in every.values if name.isdecimal() and int(name) == index]
+    strange = [name for name in every.values if not name.isdecimal()]
+    if strange or len(names) > 1:
+        raise every.error(f"{(strange or names)[-1]!r} is not the number of one layer")
+    own = Fields(every.table(names[0]) if names else {}, f"{every.where}: {index}")
+    if unknown := own.values.keys() - known:
+        raise own.error(f"{min(unknown)!r} is not supported")
+    return own
 
 
 def windows_by_type(

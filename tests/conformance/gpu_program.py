@@ -274,6 +274,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "openai_gpt": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "bitnet": {},
     "internlm": {},
+    "domyn_edge": {"position_layers": ["nope", "rope"], "head_sizes": [16, 8]}
+    | {"window_sizes": [[-1, 0], [5, 0]]},
     "telechat2": {"training_seqlen": 64, "ffn_hidden_size": 96},
     "internlm2": {},
     "bailing_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},

@@ -12,6 +12,7 @@ from support.cache_shapes import cache_shape
 from support.one_thread import one_thread
 from support.remote_decoders import (
     BaichuanConfig,
+    DomynEdgeConfig,
     InternLM2Config,
     InternLMConfig,
     OrionConfig,
@@ -298,6 +299,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "stablelm": StableLmConfig,
     "starcoder2": Starcoder2Config,
     "step3p5": Step3p7TextConfig,
+    "domyn_edge": DomynEdgeConfig,
     "telechat2": TeleChat2Config,
     "vaultgemma": VaultGemmaConfig,
     "xglm": XGLMConfig,

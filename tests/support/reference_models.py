@@ -16,6 +16,7 @@ from support.auto_model import model_of
 from support.one_thread import one_thread
 from support.remote_decoders import (
     BaichuanConfig,
+    DomynEdgeConfig,
     InternLM2Config,
     InternLMConfig,
     OrionConfig,
@@ -217,6 +218,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("Bloom", {"intermediate_size": 256}),
     "mpt": ("Mpt", {"intermediate_size": 256}),
     "exaone": ("Exaone", {}),
+    "domyn_edge": (
+        "DomynEdge",
+        {"position_layers": ["nope", "rope", "rope"], "head_sizes": [32, 16, 16]}
+        | {"window_sizes": [[-1, 0], [48, 0], [48, 0]]},
+    ),
     "telechat2": ("TeleChat2", {"ffn_hidden_size": 96}),
     "internlm": ("InternLM", {"num_key_value_heads": 4}),
     "internlm2": ("InternLM2", {"bias": False}),
@@ -532,6 +538,7 @@ DENSE = (
         "bitnet",
         "persimmon",
         "internlm",
+        "domyn_edge",
         "telechat2",
         "internlm2",
         "orion",
@@ -573,7 +580,7 @@ NOT_IN_GGUF = (
     *("exaone", "internlm3", "laguna", "mimo_v2_flash", "olmo_hybrid", "minimax"),
     *("bitnet", "internlm2"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
-    *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2"),
+    *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2", "domyn_edge"),
     *("aria", "axk1", "axk2", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
     *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
     *("persimmon", "phi4_multimodal", "zamba2"),
@@ -684,6 +691,7 @@ OTHERS = {
     for each in (
         *(BailingMoeConfig, BailingMoeV2Config, DeepseekConfig),
         *(InternLMConfig, InternLM2Config, OrionConfig, BaichuanConfig, TeleChat2Config),
+        DomynEdgeConfig,
     )
 }
 """The configurations that transformers lacks."""

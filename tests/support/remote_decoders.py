@@ -3,6 +3,7 @@ transformers under other names. Their repositories bring code of their own."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import Any, ClassVar
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.glm4.modeling_glm4 import Glm4DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP
 
 from shmllm.models import baichuan
 from shmllm.models.weight_names import renamed
@@ -236,6 +246,74 @@ class TeleChat2ForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         path.write_text(json.dumps(config | {"intermediate_size": 1}))
 
 
+class DomynEdgeConfig(Qwen3Config):  # type: ignore[misc]
+    """Qwen 3 with a kind of positions, a window and a width of heads for each layer. Windows are
+    equal, and so are the widths of layers that rotate."""
+
+    model_type = "domynedge"
+
+    position_layers: list[str] | None = None
+    window_sizes: list[Any] | None = None
+    head_sizes: list[int] | None = None
+
+    def __post_init__(self, **options: Any) -> None:
+        assert self.position_layers is not None
+        assert self.window_sizes is not None
+        assert self.head_sizes is not None
+        kinds = {-1: "full_attention"}
+        self.layer_types = [kinds.get(w, "sliding_attention") for w, _ in self.window_sizes]
+        self.use_sliding_window = True
+        self.sliding_window = max(self.window_sizes)[0] + 1
+        self.head_dim = self.head_sizes[self.position_layers.index("rope")]
+        super().__post_init__(**options)
+
+
+class DomynEdgeLayer(Glm4DecoderLayer):  # type: ignore[misc]
+    """The order of GLM-4's norms around Qwen 3's attention and MLP."""
+
+    def __init__(self, config: DomynEdgeConfig, index: int) -> None:
+        assert config.position_layers is not None
+        assert config.head_sizes is not None
+        super().__init__(config, index)
+        own = copy.deepcopy(config)
+        own.head_dim = config.head_sizes[index]
+        self.rotates = config.position_layers[index] == "rope"
+        self.self_attn, self.mlp = Qwen3Attention(own, index), Qwen3MLP(config)
+        options = {"eps": config.rms_norm_eps, "elementwise_affine": False}
+        self.self_attn.q_norm = torch.nn.RMSNorm(own.head_dim, **options)
+
+    def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
+        if not self.rotates:
+            cos = hidden_states.new_ones(*hidden_states.shape[:2], self.self_attn.head_dim)
+            options["position_embeddings"] = cos, torch.zeros_like(cos)
+        found: Tensor = super().forward(hidden_states, **options)
+        return found
+
+
+class DomynEdgeForCausalLM(Qwen3ForCausalLM):  # type: ignore[misc]
+    config_class = DomynEdgeConfig
+    NAMES: ClassVar = {
+        ".self_attn.": ".attention.",
+        ".mlp.": ".feedforward.",
+        ".input_layernorm.": ".pre_attention_norm.",
+        ".post_self_attn_layernorm.": ".post_attention_norm.",
+        ".post_attention_layernorm.": ".pre_feedforward_norm.",
+        ".post_mlp_layernorm.": ".post_feedforward_norm.",
+    }
+
+    def __init__(self, config: DomynEdgeConfig) -> None:
+        super().__init__(config)
+        for index in range(config.num_hidden_layers):
+            self.model.layers[index] = DomynEdgeLayer(config, index)
+
+    def save_pretrained(self, directory: Path, **_: Any) -> None:
+        """Writes the names that the family's files have."""
+        found = {renamed(name, self.NAMES): each for name, each in self.state_dict().items()}
+        if self.config.tie_word_embeddings:
+            del found["lm_head.weight"]
+        write(self, directory, found)
+
+
 def slopes(num_heads: int) -> Tensor:
     """The factors of heads (Press et al., 2022): of others than powers of two those of the power
     below, and every second one of the power above."""
@@ -251,6 +329,7 @@ for _config, _model in (
     (OrionConfig, OrionForCausalLM),
     (BaichuanConfig, BaichuanForCausalLM),
     (TeleChat2Config, TeleChat2ForCausalLM),
+    (DomynEdgeConfig, DomynEdgeForCausalLM),
 ):
     AutoConfig.register(_config.model_type, _config)
     AutoModelForCausalLM.register(_config, _model)

@@ -503,6 +503,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"norm_topk_prob": False, "moe_intermediate_size": 24, "tie_word_embeddings": True},
     ),
     "internlm": ("internlm", {}),
+    "domyn-edge": (
+        "domyn_edge",
+        {"position_layers": ["nope", "rope", "rope", "nope"], "head_sizes": [16, 8, 8, 24]}
+        | {"window_sizes": [[-1, 0], [5, 0], [5, 0], [-1, 0]], "num_hidden_layers": 4},
+    ),
     "telechat2": ("telechat2", {"tie_word_embeddings": False}),
     "telechat2-long": (
         "telechat2",
@@ -1474,6 +1479,7 @@ BFLOAT16 = [
     "bloom",
     "mpt",
     "bailing-moe-all-experts",
+    "domyn-edge",
     "telechat2",
     "internlm",
     "internlm2",

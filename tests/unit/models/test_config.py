@@ -52,6 +52,7 @@ OTHERS = (
     "bailing_moe_v2",
     "bailing_moe_v3",
     "baichuan",
+    "domyn_edge",
     "telechat2",
     "bailing_moe",
     "aria",

@@ -291,6 +291,40 @@ def test_names_of_what_is_llama(name: str, tmp_path: Path) -> None:
     assert replace(first, architecture=own) == now
 
 
+DOMYN: dict[str, Any] = {
+    "architectures": ["DomynEdgeForCausalLM"],
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_attention_heads": 32,
+    "vocab_size": 115269,
+}
+"""Domyn Edge: all that its configuration class has no other default for."""
+OF_LAYERS = {"position_layers": ["nope", "rope"], "window_sizes": [[-1, 0], [511, 0]]}
+TWO: dict[str, Any] = DOMYN | OF_LAYERS | {"num_hidden_layers": 2, "head_sizes": [64, 32]}
+
+
+def test_absent_fields_of_domyn_edge(tmp_path: Path) -> None:
+    config = read(tmp_path, DOMYN)
+    assert (config.num_layers, config.max_position_embeddings) == (36, 8192)
+    assert config.tie_word_embeddings
+    narrow = {(each.head_dim, each.window, each.num_kv_heads) for each in config.attentions[2:5]}
+    assert narrow == {(64, 1025, 8)}
+    for index in (0, 1, 5, 33, 34, 35):
+        attention = config.attentions[index]
+        assert (attention.head_dim, attention.window, attention.rope) == (256, None, None)
+        assert attention.scale == 1 / 16
+    assert sum(each.rope is not None for each in config.attentions) == 24
+
+
+@pytest.mark.parametrize(
+    "widths",
+    [{"head_sizes": [128, 32]}, {"head_dim": 128, "per_layer_config": {"1": {"head_dim": 32}}}],
+)
+def test_widths_of_the_heads_of_domyn_edge(widths: dict[str, Any], tmp_path: Path) -> None:
+    wide, narrow = read(tmp_path, TWO | widths).attentions
+    assert (wide.head_dim, narrow.head_dim, narrow.window) == (128, 32, 512)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -311,6 +345,17 @@ def test_names_of_what_is_llama(name: str, tmp_path: Path) -> None:
         ),
         (BAICHUAN | {"tie_word_embeddings": True}, "tie_word_embeddings true is not supported"),
         (BAICHUAN_13B | {"model_max_length": 2**30}, "'model_max_length'"),
+        (TWO | {"attention_bias": True}, "attention_bias is not supported"),
+        (TWO | {"position_layers": ["nope", "alibi"]}, "layer type 'alibi' is not supported"),
+        (TWO | {"head_sizes": [64]}, "'head_sizes' must be a list for 2 layers"),
+        (TWO | {"head_sizes": [64, 31]}, "head_dim must be even"),
+        (TWO | {"head_sizes": [64, "a"]}, "'head_sizes' must be an integer"),
+        (TWO | {"window_sizes": [[-1, 0], [5, 1]]}, r"\[5, 1\] in 'window_sizes' is not supported"),
+        (TWO | {"window_sizes": [[-1, 0], 5]}, "5 in 'window_sizes' is not supported"),
+        (
+            TWO | {"head_dim": 64, "per_layer_config": {"1": {"num_attention_heads": 4}}},
+            "'num_attention_heads' is not supported",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused(

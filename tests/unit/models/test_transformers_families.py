@@ -51,6 +51,7 @@ IN_FILES = {
     *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel", "MPTForCausalLM"),
     "BailingMoeV3ForCausalLM",
     *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
+    "DomynEdgeForCausalLM",
     *("TeleChat2ForCausalLM", "InternLMForCausalLM", "AquilaForCausalLM", "RWForCausalLM"),
     *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
     *("TeleChat3ForCausalLM", "XverseForCausalLM", "Phi4MMForCausalLM"),
