@@ -329,7 +329,12 @@ def test_colbert_projects_each_token(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # transformers' about its convolution
 @pytest.mark.parametrize(
-    ("kind", "name"), [("modernbert", "ColBERTModernBertModel"), ("lfm2", "ColBERTLfm2Model")]
+    ("kind", "name"),
+    [
+        ("modernbert", "ColBERTModernBertModel"),
+        ("lfm2", "ColBERTLfm2Model"),
+        slow("lfm2_bidirectional", "Lfm2BidirectionalModel"),
+    ],
 )
 @torch.inference_mode()
 def test_models_of_pylate_have_the_names_of_vllm(kind: str, name: str, tmp_path: Path) -> None:
