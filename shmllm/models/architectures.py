@@ -158,6 +158,7 @@ ARCHITECTURES: dict[str, str] = {
     "Kolibri1ForCausalLM": "kolibri1",
     "LagunaForCausalLM": "laguna",
     "LaraMiniForCausalLM": "lara_mini",
+    "Lfm2BidirP2ForTokenClassification": "lfm2_bidirectional",
     "Lfm2BidirectionalModel": "lfm2_bidirectional",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2_moe",

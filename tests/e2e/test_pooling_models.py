@@ -212,7 +212,7 @@ def test_embeddings_in_place_of_tokens(kind: str, tmp_path: Path) -> None:
     assert_vectors_close(ours, wanted, TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("kind", [*ENCODERS, "lfm2_bidir_p2"])
 def test_encoders_classify_tokens(kind: str, tmp_path: Path) -> None:
     model = make_pooling_model(kind, "ForTokenClassification", tmp_path, num_labels=5)
     with LLM(str(tmp_path), **OPTIONS) as llm:

@@ -35,6 +35,7 @@ SHAPE: dict[str, Any] = {
 }
 ROBERTA = {"pad_token_id": 1, "max_position_embeddings": 130, "type_vocab_size": 1}
 DECODER = {"num_key_value_heads": 2, "head_dim": 16}
+LFM2 = DECODER | {"layer_types": ["conv", "full_attention", "conv"]}
 T5 = {"d_model": 64, "d_kv": 12, "d_ff": 128, "num_layers": 3, "num_heads": 4}
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {"type_vocab_size": 2}),
@@ -80,11 +81,9 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_hidden_layers": 7, "sliding_window": 9, "use_bidirectional_attention": True}
         | DECODER,
     ),
-    "lfm2": ("Lfm2", DECODER | {"layer_types": ["conv", "full_attention", "conv"]}),
-    "lfm2_bidirectional": (
-        "Lfm2Bidirectional",
-        DECODER | {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True},
-    ),
+    "lfm2": ("Lfm2", LFM2),
+    "lfm2_bidirectional": ("Lfm2Bidirectional", LFM2 | {"conv_bias": True}),
+    "lfm2_bidir_p2": ("Lfm2BidirP2", LFM2),
     "llama": ("Llama", DECODER),
     "llama_bidirectional": ("LlamaBidirectional", DECODER),
     "mistral": ("Mistral", DECODER | {"sliding_window": 24}),

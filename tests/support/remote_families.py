@@ -35,6 +35,7 @@ from transformers import (
     UMT5Config,
     UMT5EncoderModel,
 )
+from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -129,6 +130,26 @@ class Lfm2BidirectionalForMaskedLM(Lfm2PreTrainedModel):  # type: ignore[misc]
         self.lfm2 = Lfm2BidirectionalModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+
+Lfm2BidirP2Config = Lfm2BidirectionalConfig
+
+
+class Lfm2BidirP2ForTokenClassification(Lfm2PreTrainedModel):  # type: ignore[misc]
+    """A classifier, and how much each class counted in its training."""
+
+    config_class, base_model_prefix = Lfm2BidirectionalConfig, "lfm2"
+
+    def __init__(self, config: Lfm2BidirectionalConfig) -> None:
+        super().__init__(config)
+        self.lfm2 = Lfm2BidirectionalModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.register_buffer("class_weights", torch.ones(config.num_labels))
+        self.post_init()
+
+    def forward(self, input_ids: Tensor) -> TokenClassifierOutput:
+        states = self.lfm2(input_ids).last_hidden_state
+        return TokenClassifierOutput(logits=self.classifier(states))
 
 
 class JinaBertConfig(BertConfig):  # type: ignore[misc]

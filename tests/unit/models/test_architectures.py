@@ -1413,6 +1413,7 @@ PUBLISHED = {
     *("Contriever", "DPRContextEncoder", "DPRQuestionEncoder", "HF_ColBERT"),
     *("GteNewModel", "NewModel", "VoyageQwen3BidirectionalEmbedModel", "BgeM3EmbeddingModel"),
     *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),
+    "Lfm2BidirP2ForTokenClassification",
 }
 """Encoders under names that transformers has not, or without a suffix."""
 HEADS = {"dflash", "eagle", "medusa"}

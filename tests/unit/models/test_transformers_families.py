@@ -44,7 +44,7 @@ SIZES = {"falcon_h1": {"mamba_n_heads": 16}}
 IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
-    "Lfm2BidirectionalModel",
+    *("Lfm2BidirP2ForTokenClassification", "Lfm2BidirectionalModel"),
     *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "Step3p5ForCausalLM"),
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel", "BgeM3EmbeddingModel"),
     *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),
