@@ -24,12 +24,16 @@ class Headroom:
     Args:
         config: has `watermark` and `scheduler_reserve_full_isl`.
         kv_cache: has the blocks.
+        longest_chunk: the most tokens of a prompt in a step.
 
     Attributes:
         watermark: the number of blocks that stay free besides.
     """
 
-    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
+    def __init__(
+        self, config: SchedulerConfig, kv_cache: KVCacheManager, longest_chunk: int
+    ) -> None:
+        self._longest_chunk = longest_chunk
         self._kv_cache = kv_cache
         self._is_on = config.scheduler_reserve_full_isl
         self.watermark = int(config.watermark * kv_cache.pool.num_usable)
@@ -46,4 +50,5 @@ class Headroom:
             return 0
         # Nobody computes the keys and values of the last token.
         growth = 0 if request.pooling else min(request.num_tokens_left - 1, GROWTH_TOKENS)
-        return self._kv_cache.num_growing(num_tokens, request.num_tokens + growth)
+        chunk = min(max(request.num_tokens - num_tokens, 1), self._longest_chunk)
+        return self._kv_cache.num_growing(num_tokens, request.num_tokens + growth, chunk)

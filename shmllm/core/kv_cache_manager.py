@@ -8,12 +8,13 @@ their pool.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shmllm.core.block_pool import BlockPool, KVBlock
 from shmllm.core.block_table import BlockTable
-from shmllm.core.kv_groups import ONE_GROUP, KVGroup
+from shmllm.core.kv_groups import ONE_GROUP, KVGroup, most_held
 from shmllm.core.lenders import Lenders
 from shmllm.core.prefix_cache import PrefixCache, hash_blocks
 from shmllm.core.request import Request
@@ -72,7 +73,7 @@ class KVCacheManager:
         self.states = BlockPool(num_states, on_reuse=self.prefix_cache.forget)
         self.lenders = Lenders()
         self._has_states = [rule.interval is not None for rule in self._rules]
-        self._num_growing_groups = sum(rule.most_kept is None for rule in self._rules)
+        self._attention = Counter(rule for rule in self._rules if rule.interval is None)
         self._pools = [self.states if states else self.pool for states in self._has_states]
 
     @property
@@ -148,11 +149,21 @@ class KVCacheManager:
         """For how many tokens a running request has blocks of keys and values."""
         return len(request.block_tables[0].blocks) * self._sizes[0]
 
-    def num_growing(self, begin: int, end: int) -> int:
-        """The number of blocks that a request which has those of `begin` tokens lacks for `end`
-        tokens, in the groups that keep all positions. The others give back as many as they get."""
-        count = -(-end // self.block_size) - -(-begin // self.block_size)
-        return max(count, 0) * self._num_growing_groups
+    def num_growing(self, begin: int, end: int, max_step_tokens: int) -> int:
+        """The number of blocks of keys and values that a request with those of `begin` tokens lacks
+        for `end` tokens, if it gives back those that no token reads any more.
+
+        Args:
+            begin: the number of tokens whose blocks it has got.
+            end: the number of tokens.
+            max_step_tokens: the most of its tokens that a step computes until then.
+        """
+        num_got = -(-begin // self.block_size)
+        most = (
+            (most_held(rule, end, max_step_tokens, self.block_size), count)
+            for rule, count in self._attention.items()
+        )
+        return sum(max(num_held - num_got, 0) * count for num_held, count in most)
 
     def admit(self, request: Request, hit: PrefixHit, num_tokens: int, spare: int = 0) -> bool:
         """Give a request that has no blocks the blocks for its first `num_tokens` tokens.

@@ -217,7 +217,7 @@ def most_blocks(
         block_size: the number of tokens in a block.
     """
     return sum(
-        _most_held(group.rule, num_tokens, max_step_tokens, block_size)
+        most_held(group.rule, num_tokens, max_step_tokens, block_size)
         for group in groups
         if group.rule.interval is None
     )
@@ -227,13 +227,14 @@ def most_states(groups: Sequence[KVGroup], num_tokens: int, max_step_tokens: int
     """The most blocks of states that a request of `num_tokens` tokens holds at any time, as
     `most_blocks`."""
     return sum(
-        _most_held(group.rule, num_tokens, max_step_tokens, group.rule.interval)
+        most_held(group.rule, num_tokens, max_step_tokens, group.rule.interval)
         for group in groups
         if group.rule.interval is not None
     )
 
 
-def _most_held(rule: KVRule, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
+def most_held(rule: KVRule, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
+    """As `most_blocks`, of one group."""
     blocks = -(-num_tokens // block_size)
     if rule.most_kept is None:
         return blocks

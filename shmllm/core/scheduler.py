@@ -84,7 +84,7 @@ class Scheduler:
         self._num_added = 0
         self._running: list[Request] = []
         self._requests: dict[tuple[int, int], Request] = {}
-        self._headroom = Headroom(config, kv_cache)
+        self._headroom = Headroom(config, kv_cache, self._batches.longest_chunk)
         self._steady = SteadySteps(kv_cache)
         self.adapters = AdapterRoom(max_loras)
         self.connector = NoConnector()

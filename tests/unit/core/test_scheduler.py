@@ -360,6 +360,40 @@ def test_a_request_near_its_end_needs_little_room():
     assert bench.scheduler.stats.preemptions == 0
 
 
+def test_windows_that_are_not_full_have_room_for_the_next_tokens():
+    groups = (KVGroup(FullAttention()), KVGroup(SlidingWindow(41)))
+    bench = Bench(num_blocks=60, caching=False, max_model_len=200, groups=groups, reserves=True)
+    for number in range(5):
+        bench.add(number, 8, max_tokens=100)
+    bench.step()
+    # Each has four blocks, and sixteen for the next 32 tokens.
+    assert bench.scheduler.num_running == 3
+    for _ in range(32):
+        bench.step()
+    assert bench.scheduler.stats.preemptions == 0
+
+
+def test_full_windows_need_no_more_room():
+    bench = Bench(num_blocks=12, caching=False, groups=(KVGroup(SlidingWindow(8)),), reserves=True)
+    for number in range(3):
+        bench.add(number, 16, max_tokens=40)
+    bench.step()
+    assert bench.scheduler.num_running == 3
+    bench.run()
+    assert bench.scheduler.stats.preemptions == 0
+
+
+def test_windows_have_room_for_the_next_chunk_of_a_prompt():
+    groups = (KVGroup(SlidingWindow(9)),)
+    bench = Bench(num_blocks=9, caching=False, longest_chunk=16, groups=groups, reserves=True)
+    bench.add(0, 40, max_tokens=1)  # has four blocks, and needs two more beside its second chunk
+    bench.add(1, 16, max_tokens=2)  # four
+    bench.step()
+    assert bench.scheduler.num_running == 1
+    bench.run()
+    assert bench.scheduler.stats.preemptions == 0
+
+
 def test_prompts_that_are_computed_in_chunks_keep_room_for_their_rest():
     bench = Bench(num_blocks=16, caching=False, budget=20, longest_chunk=8, reserves=True)
     bench.add(0, 40, max_tokens=1)
