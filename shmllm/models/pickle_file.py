@@ -2,7 +2,8 @@
 
 Such a file is a zip archive of a pickle and the tensors' memory, which is mapped. torch's unpickler
 for weights reads the pickle: it makes tensors and plain containers only, and runs no code of the
-file. Files of torch before 1.6 are no archives; they are read into memory as a whole.
+file. Files of torch before 1.6, which are no archives, and compressed archives are read into memory
+as a whole.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class PickleFile(UnchangedFile):
         self._is_mapped = False
 
     def _open(self) -> None:
-        self._is_mapped = zipfile.is_zipfile(self.path)
         try:
+            self._is_mapped = _is_mappable(self.path)
             found = torch.load(
                 str(self.path), map_location="cpu", weights_only=True, mmap=self._is_mapped
             )
@@ -72,7 +73,8 @@ class PickleFile(UnchangedFile):
             raise EngineStartError(f"{self.path} has a {type(found).__name__}, no tensors by names")
         for name, tensor in found.items():
             self._check_entry(name, tensor)
-        self._tensors = {f"{self._prefix}{name}": tensor for name, tensor in found.items()}
+        # A parameter of a module would record what is done with it.
+        self._tensors = {f"{self._prefix}{name}": each.detach() for name, each in found.items()}
 
     def _check_entry(self, name: object, tensor: object) -> None:
         if not isinstance(name, str) or not name.isprintable():
@@ -82,6 +84,8 @@ class PickleFile(UnchangedFile):
                 f"{self.path}: {name} is no tensor but a {type(tensor).__name__}; load the file "
                 "with torch and save the tensors by their names"
             )
+        if tensor.is_meta:
+            raise EngineStartError(f"{self.path}: {name} has no numbers: it is on the device meta")
 
     def _close(self) -> None:
         self._tensors = {}
@@ -111,9 +115,18 @@ class PickleFile(UnchangedFile):
         tensor = self._tensors[name]
         with reading(tensor, f"{name} in {self.path}"):
             yield tensor.contiguous()
-        self.num_bytes_read += tensor.nbytes
-        if self._is_mapped and tensor.is_contiguous():
+        # Tensors may share memory, which the file has once.
+        self.num_bytes_read = min(self.num_bytes_read + tensor.nbytes, self.num_bytes)
+        if self._is_mapped:
             release_pages(tensor)
+
+
+def _is_mappable(path: Path) -> bool:
+    """Whether a file is an archive with its members as they are, not compressed."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
 
 
 def find_pickles(directory: Path) -> list[PickleFile]:

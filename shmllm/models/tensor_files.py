@@ -133,7 +133,7 @@ def reading(tensor: Tensor, what: str) -> Iterator[None]:
             its disk has an error. If it became too short, the end of the file's own `with` block
             says so.
     """
-    with bus_guard.guarded(tensor.data_ptr(), tensor.nbytes) as guard:
+    with bus_guard.guarded(tensor.data_ptr(), _num_spanned_bytes(tensor)) as guard:
         yield
         if guard is not None and guard.is_lost:
             raise EngineStartError(f"cannot read {what}: {os.strerror(errno.EIO)}")
@@ -144,7 +144,15 @@ def release_pages(tensor: Tensor) -> None:
     # Only the pages that contain nothing else: safetensors may return a copy in ordinary memory.
     page = mmap.PAGESIZE
     begin = -(-tensor.data_ptr() // page) * page
-    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    end = (tensor.data_ptr() + _num_spanned_bytes(tensor)) // page * page
     if end > begin:
         address, size = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
         _libc.madvise(address, size, mmap.MADV_DONTNEED)
+
+
+def _num_spanned_bytes(tensor: Tensor) -> int:
+    """The number of bytes from the first to the last element of a tensor, which may be a view."""
+    if not tensor.numel():
+        return 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

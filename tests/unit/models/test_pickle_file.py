@@ -61,7 +61,43 @@ def test_tensors_are_read_twice_with_their_bits(
             assert torch.equal(found[name], tensor)
             assert found[name].dtype == tensor.dtype
     assert file.num_bytes == file.path.stat().st_size
-    assert file.num_bytes_read == sum(each.nbytes for each in tensors.values())
+    assert file.num_bytes_read == sum(each.nbytes for each in tensors.values()) < file.num_bytes
+
+
+def test_a_compressed_archive_has_the_same_tensors(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    torch.save(tensors, tmp_path / "m.bin")
+    compressed = tmp_path / "c.bin"
+    with (
+        zipfile.ZipFile(tmp_path / "m.bin") as archive,
+        zipfile.ZipFile(compressed, "w", zipfile.ZIP_DEFLATED) as other,
+    ):
+        for name in archive.namelist():
+            other.writestr(name, archive.read(name))
+    found = read(PickleFile(compressed))
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_tensors_that_share_memory_do_not_exceed_the_size_of_the_file(tmp_path: Path) -> None:
+    row = torch.randn(1, 1000)
+    file = saved({"a": row, "b": row, "all": row.expand(50, 1000)}, tmp_path / "m.bin")
+    found = read(file)
+    assert torch.equal(found["all"], row.expand(50, 1000))
+    assert file.num_bytes_read == file.num_bytes
+
+
+def test_parameters_of_modules_are_tensors(tmp_path: Path) -> None:
+    file = saved(torch.nn.Linear(3, 2).state_dict(keep_vars=True), tmp_path / "m.bin")
+    assert not any(tensor.requires_grad for tensor in read(file).values())
+
+
+def test_the_pages_of_a_view_are_read_again(tmp_path: Path) -> None:
+    whole = torch.randn(600, 700)
+    tensors = {"columns": whole.T, "some": whole[::3, 100:], "a": whole}
+    file = saved(tensors, tmp_path / "m.bin")
+    for _ in range(2):
+        assert all(torch.equal(found, tensors[name]) for name, found in read(file).items())
 
 
 def test_a_prefix_is_a_part_of_all_names(tmp_path: Path) -> None:
@@ -101,6 +137,7 @@ def test_no_code_of_a_file_runs(is_archive: bool, tmp_path: Path) -> None:
         ({1: torch.ones(2)}, "has a tensor with the name 1"),
         ({"a\nb": torch.ones(2)}, r"has a tensor with the name 'a\\nb'"),
         ({"a": torch.ones(2).to_sparse()}, "a is no tensor but a Tensor"),
+        ({"a": torch.ones(2, device="meta")}, "a has no numbers"),
         (7, "has a int"),
     ],
 )
