@@ -39,11 +39,15 @@ _ALLOWED_FILES = [
     "*.spm",
     "merges.txt",
     "vocab.txt",
+    # Small parts of a model, which may be pickles beside a checkpoint that is none.
+    "*_Dense/pytorch_model.bin",
+    "colbert_linear.pt",
+    "sparse_linear.pt",
 ]
 # Further copies of the weights, in formats or precisions that shmllm does not load.
 _OTHER_COPIES = ["original/*", "onnx/*", "consolidated*"]
 # What is fetched only if a model has its weights in no other file.
-_PICKLES = ["*pytorch_model*.bin", "*_linear.pt"]
+_PICKLES = ["pytorch_model*.bin"]
 
 _SIMILAR = 0.6
 _NO_NETWORK = "LocalEntryNotFoundError"
@@ -250,7 +254,7 @@ def _fetch(name: str, hub: Hub) -> Path:
             return Path(found)
 
         directory = fetch(_ALLOWED_FILES)
-        if not any(directory.glob("*.safetensors")):
+        if not any(directory.glob("model*.safetensors*")):
             directory = fetch([*_ALLOWED_FILES, *_PICKLES])
     except Exception as error:
         raise EngineStartError(_fetch_error(name, hub.revision, error)) from error

@@ -5,8 +5,8 @@ It is SHA-256 over the names and contents of the files that decide a model's num
     config.json, config.VERSION.json    the second kind is what transformers lets config.json name
     *.safetensors                       but adapter_*.safetensors
     model.safetensors.index.json        and the files that it lists, whatever their names are
-    pytorch_model*.bin                  if there are none of the above
-    pytorch_model.bin.index.json        as the other one
+    pytorch_model*.bin                  unless there is model.safetensors or its index
+    pytorch_model.bin.index.json        then, too, and the files that it lists
     *.gguf                              and the pieces of a model to whose first piece a link points
 
 The loader may pass over some of them. A checkpoint with one file more has another digest then, and
@@ -42,6 +42,7 @@ _VERSION = 1
 """Raise this when the same files give another digest, or notes have other fields."""
 _BUFFER_BYTES = 2**20
 _MOST_NOTE_BYTES = 2**24
+_SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLE_INDEX = "pytorch_model.bin.index.json"
 _GGUF_PIECE = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
@@ -172,8 +173,8 @@ def _named_files(place: str) -> _Files:
                 files |= _gguf_files(entry.name, entry.path)
             else:
                 files[entry.name] = _File(entry.path, _State.of(entry.stat()))
-    has_others = any(map(_has_weights, files)) or _INDEX in files
-    return files if has_others else files | pickles
+    # The loader reads them even beside GGUF files, or safetensors files of other names.
+    return files if _SINGLE in files or _INDEX in files else files | pickles
 
 
 def _all_files(place: str) -> _Files:

@@ -74,10 +74,11 @@ def test_a_directory_is_found(form, tmp_path, hub):
 
 
 def test_pickles_are_downloaded_if_there_are_no_other_weights(hub, tmp_path):
-    (tmp_path / "found" / "model.safetensors").unlink()
+    weights = tmp_path / "found" / "model.safetensors"
+    weights.rename(weights.with_name("colbert_linear.safetensors"))
     resolve_model("org/good")
     first, second = (options["allow_patterns"] for _, options in hub)
-    for file in ("pytorch_model-00001-of-00002.bin", "2_Dense/pytorch_model.bin", "a_linear.pt"):
+    for file in ("pytorch_model.bin", "pytorch_model-00001-of-00002.bin"):
         assert not any(fnmatch.fnmatch(file, pattern) for pattern in first)
         assert any(fnmatch.fnmatch(file, pattern) for pattern in second)
 
@@ -98,6 +99,7 @@ def test_a_hub_id_is_downloaded(hub, tmp_path):
     wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt"]
     assert all(map(fetched, [*wanted, "chat_template.jinja", "vocab.txt", "x.tiktoken"]))
     assert all(map(fetched, ["spiece.model", "sentencepiece.bpe.model", "source.spm"]))
+    assert all(map(fetched, ["2_Dense/pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"]))
     unwanted = ["pytorch_model.bin", "x.pt", "original/params.json", "README.md"]
     assert not any(map(fetched, unwanted))
 

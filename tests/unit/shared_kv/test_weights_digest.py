@@ -612,3 +612,15 @@ def test_pickles_count_if_there_are_no_other_weights(folder: Path) -> None:
     assert len(digests) == 5
     beside = make(folder / "beside", CONTENTS | PICKLES)
     assert digest_of(beside) == digest_of(make(folder / "without", CONTENTS))
+
+
+@pytest.mark.parametrize("name", ["heads.safetensors", "model-q4.gguf"])
+def test_pickles_count_beside_weights_that_the_loader_reads_after_them(
+    name: str, folder: Path
+) -> None:
+    others = {"config.json": CONTENTS["config.json"], name: b"others"}
+    digests = {
+        digest_of(make(folder / weights.decode(), others | {"pytorch_model.bin": weights}))
+        for weights in (b"some", b"other")
+    }
+    assert len(digests) == 2
