@@ -200,8 +200,9 @@ class BeamSearch:
         text = requests[0].submitted.grammar if requests else ""
         if not text:
             return None
-        end_ids = self._front_end.info.eos_token_ids
-        return FollowedGrammar.begin(text, self._front_end.tokenizer_directory, end_ids)
+        info, directory = self._front_end.info, self._front_end.tokenizer_directory
+        num_outputs = info.num_outputs or info.vocab_size
+        return FollowedGrammar.begin(text, directory, info.eos_token_ids, num_outputs)
 
     def _run_together(self, searches: list[_Search], on_tokens: Callable[[int], object]) -> None:
         for num_done in range(self._params.max_tokens):

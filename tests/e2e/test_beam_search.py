@@ -170,6 +170,15 @@ def test_a_structured_output_is_the_best_of_all_that_match() -> None:
         assert scores == sorted(scores, reverse=True)
 
 
+def test_a_structured_output_has_no_tokens_that_only_the_tokenizer_knows(tmp_path: Path) -> None:
+    make_model("llama", tmp_path, **SMALL | {"vocab_size": 200})
+    params = BeamSearchParams(2, 6, structured_outputs={"choice": ["the", "to"]})
+    with LLM(str(tmp_path), multiprocess=False, **OPTIONS) as llm:
+        (output,) = llm.beam_search([PROMPTS[0]], params)
+    assert {sequence.finish_reason for sequence in output.sequences} == {"stop"}
+    assert all(max(sequence.tokens) < 200 for sequence in output.sequences)
+
+
 def test_json_of_beams_is_valid_and_uncommon_tokens_are_found() -> None:
     schema = {
         "type": "object",

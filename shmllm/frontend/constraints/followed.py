@@ -23,30 +23,37 @@ class FollowedGrammar:
 
     Args:
         matcher: llguidance's matcher, which this object owns.
+        num_outputs: the number of tokens, the first ones, that the model can write; a tokenizer may
+            have more.
     """
 
-    __slots__ = ("_matcher",)
+    __slots__ = ("_matcher", "_num_outputs")
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, num_outputs: int) -> None:
         self._matcher = matcher
+        self._num_outputs = num_outputs
 
     @classmethod
-    def begin(cls, grammar: str, directory: Path, eos_token_ids: Sequence[int]) -> FollowedGrammar:
+    def begin(
+        cls, grammar: str, directory: Path, eos_token_ids: Sequence[int], num_outputs: int
+    ) -> FollowedGrammar:
         """The state before the first token.
 
         Args:
             grammar: a grammar's text, as `grammar_of` returns it.
             directory: the directory of the tokenizer's files.
             eos_token_ids: the tokens that are allowed where the text may end.
+            num_outputs: see the class.
 
         Raises:
             RequestError: the grammar cannot be compiled for the tokenizer.
         """
         tokenizer = _tokenizer(directory, tuple(eos_token_ids))
         try:
-            return cls(on_a_large_stack(lambda: compile_grammar(tokenizer, grammar)))
+            matcher = on_a_large_stack(lambda: compile_grammar(tokenizer, grammar))
         except TimeoutError as error:
             raise RequestError(f"structured_outputs cannot be compiled: {error}") from error
+        return cls(matcher, num_outputs)
 
     @property
     def is_complete(self) -> bool:
@@ -54,20 +61,20 @@ class FollowedGrammar:
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     def allowed(self) -> list[int]:
-        """Returns the ids of the tokens that may follow, in ascending order; none if the grammar is
-        too ambiguous to go on."""
+        """Returns the ids of the tokens that may follow, in ascending order; none if the model can
+        write none of them, or if the grammar is too ambiguous to go on."""
         words = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
         if self._matcher.is_error():
             return []
         bits = np.unpackbits(np.frombuffer(words, np.uint8), bitorder="little")
-        ids: list[int] = np.flatnonzero(bits).tolist()
+        ids: list[int] = np.flatnonzero(bits[: self._num_outputs]).tolist()
         return ids
 
     def behind(self, token_id: int) -> FollowedGrammar:
         """Returns the state behind one of the allowed tokens. This object does not change."""
         matcher = self._matcher.deep_copy()
         matcher.consume_token(token_id)
-        return FollowedGrammar(matcher)
+        return FollowedGrammar(matcher, self._num_outputs)
 
 
 @lru_cache(maxsize=2)
