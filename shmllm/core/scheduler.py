@@ -270,8 +270,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan, most_requests: int) -> bool:
         """Plan tokens of the running requests. Returns whether a request was preempted."""
-        preempted = False
-        index = 0
+        preempted, index = False, 0
         while index < len(self._running) and self._batches.has_room(plan, most_requests):
             request = self._running[index]
             index += 1
@@ -282,8 +281,7 @@ class Scheduler:
             if self._batches.are_several and request.num_in_flight:
                 continue  # its next token comes with another batch
             count = min(request.num_uncomputed_tokens, most)
-            count = self.encoder_cache.cut(request, start, count, plan.step)
-            if not count:
+            if not (count := self.encoder_cache.cut(request, start, count, plan.step)):
                 continue
             drafts: Sequence[int] = ()
             if count == request.num_uncomputed_tokens:
@@ -306,8 +304,7 @@ class Scheduler:
         return preempted
 
     def _schedule_waiting(self, plan: StepPlan, most_requests: int) -> None:
-        beside: list[Request] = []
-        reserved: int | None = None
+        self._headroom.begin()
         while self.rows.free and self._batches.has_room(plan, most_requests):
             excluded = self.rows.clients_with_enough()
             request = self._waiting.next(excluded, self.adapters.allowed)
@@ -328,11 +325,7 @@ class Scheduler:
             begin = max(start, request.num_encoded)
             count = self._batches.chunk(request.num_tokens - begin, plan.num_tokens)
             end = start + self.encoder_cache.cut(request, start, begin + count - start, plan.step)
-            if reserved is None:
-                beside = [each for each in self._running if each.client not in self._waiting.paused]
-                reserved = self._headroom.of_running(beside)
-            own = self._headroom.of_request(request, end)
-            spare = reserved + own + self._headroom.watermark if beside else 0
+            spare = self._headroom.spare(request, end, self._running, self._waiting.paused)
             if end <= begin or not self._kv_cache.admit(request, hit, end, spare):
                 self._kv_cache.drop(hit)
                 break
@@ -345,8 +338,6 @@ class Scheduler:
             self._waiting.pop(request)
             self._admit(plan, request, start, hit.num_shared_tokens + num_loaded)
             self._plan_tokens(plan, request, end - begin)
-            beside.append(request)
-            reserved += own
 
     def _admit(
         self, plan: StepPlan, request: Request, num_computed_tokens: int, num_elsewhere: int
@@ -405,6 +396,5 @@ class Scheduler:
         self._drafts.release(request)
         self._kv_cache.register_full_blocks(request)
         self._kv_cache.release(request)
-        last_step = self._batches.last_step_of_row(request)
-        self.rows.give_back(request.row, request.client, last_step)
+        self.rows.give_back(request.row, request.client, self._batches.last_step_of_row(request))
         self.adapters.leave(request)

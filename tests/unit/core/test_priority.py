@@ -31,9 +31,9 @@ def request(number, prompt, priority=0, client=0, max_tokens=4):
 class Bench:
     """A scheduler under the policy "priority", with a fake runner."""
 
-    def __init__(self, num_blocks=32, num_seqs=8, budget=64, caching=False):
+    def __init__(self, num_blocks=32, num_seqs=8, budget=64, caching=False, reserves=False):
         self.manager = KVCacheManager(num_blocks + 1, 4, caching)
-        config = SchedulerConfig(num_seqs, budget, "priority", scheduler_reserve_full_isl=False)
+        config = SchedulerConfig(num_seqs, budget, "priority", scheduler_reserve_full_isl=reserves)
         self.scheduler = Scheduler(config, self.manager)
         self.runner = FakeRunner(info(num_blocks=num_blocks))
         self.tokens = defaultdict(list)
@@ -104,6 +104,19 @@ def test_a_running_request_continues_when_a_better_one_arrives():
     bench.check_tokens()
 
 
+def test_no_room_is_kept_for_requests_that_give_way():
+    bench = Bench(num_blocks=12, reserves=True)
+    bench.add(1, 16, priority=1, max_tokens=28)  # four blocks, and seven until its end
+    bench.step()
+    bench.add(2, 16, priority=1, max_tokens=8)
+    assert bench.step() == [1]
+    bench.add(3, 16, priority=0, max_tokens=28)
+    assert 3 in bench.step()
+    bench.run()
+    assert bench.ended[0] == 3
+    bench.check_tokens()
+
+
 def test_running_requests_are_computed_in_the_order_of_their_priority():
     bench = Bench()
     for number, priority in [(1, 3), (2, 1), (3, 2)]:
@@ -167,14 +180,16 @@ def test_a_low_priority_starves_only_as_long_as_better_requests_arrive():
     bench.check_tokens()
 
 
+@pytest.mark.parametrize("reserves", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_requests_get_the_tokens_of_solo_runs(seed):
+def test_random_requests_get_the_tokens_of_solo_runs(seed, reserves):
     rng = random.Random(seed)
     bench = Bench(
         num_blocks=rng.choice([8, 12, 20]),
         num_seqs=rng.choice([2, 5]),
         budget=rng.choice([8, 32]),
         caching=rng.random() < 0.5,
+        reserves=reserves,
     )
     for number in range(40):
         bench.add(
@@ -191,7 +206,8 @@ def test_random_requests_get_the_tokens_of_solo_runs(seed):
         for client in range(3):
             bench.scheduler.resume_client(client)
     bench.run()
-    assert sum(each.num_preemptions for each in bench.requests.values()) > 0
+    num_preemptions = sum(each.num_preemptions for each in bench.requests.values())
+    assert reserves or num_preemptions > 0
     bench.check_tokens()
 
 
