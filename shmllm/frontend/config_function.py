@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ def changed_fields(function: Callable[[Any], Any], directory: Path) -> dict[str,
             "hf_overrides is a function of transformers' configuration of the model, which "
             f"transformers cannot make: {one_line(error)}; pass a dict of the fields instead"
         ) from error
-    before = copy.deepcopy(config.to_dict())
+    before = config.to_dict()
     try:
         found = function(config)
         after = (config if found is None else found).to_dict()

@@ -117,21 +117,23 @@ def _make_configs(options: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig
     values = values | classes
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])
+    overrides = values.get("hf_overrides")
+    if not callable(overrides):
+        overrides = JsonObject().parse("hf_overrides", overrides)
     problems = load_general_plugins()
     try:
         directory = resolve_model(str(front_end.model), hub_of(front_end))
         verifier = None if front_end.speculative_config else verifier_of(directory)
         if verifier is not None:
             return _make_configs(options | _drafting(verifier, directory))
-        overrides = values.get("hf_overrides")
         if callable(overrides):
-            overrides = sections["load"]["hf_overrides"] = changed_fields(overrides, directory)
-        overrides = JsonObject().parse("hf_overrides", overrides) or {}
+            overrides = JsonObject().parse("hf_overrides", changed_fields(overrides, directory))
+            sections["load"]["hf_overrides"] = overrides
         check_model(
             directory,
             needs_weights=values.get("load_format") != "dummy",
             ours=values.get("model_impl") != "transformers",
-            overrides=with_only_text(overrides, values.get("language_model_only")),
+            overrides=with_only_text(overrides or {}, values.get("language_model_only")),
         )
     except EngineStartError:
         for problem in problems:  # a plugin might have had the architecture

@@ -98,3 +98,8 @@ def test_hf_overrides_may_be_a_function_of_the_configuration():
 def test_a_function_that_fails_is_an_error_that_says_so(function, message):
     with pytest.raises(EngineStartError, match=message):
         make_engine_config("tiny", hf_overrides=function)
+
+
+def test_overrides_that_are_no_mapping_are_refused_before_a_model_is_looked_for():
+    with pytest.raises(EngineStartError, match="hf_overrides must be a mapping, got 7"):
+        make_engine_config("no/such-model", hf_overrides=7)
