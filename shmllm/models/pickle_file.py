@@ -79,10 +79,14 @@ class PickleFile(UnchangedFile):
     def _check_entry(self, name: object, tensor: object) -> None:
         if not isinstance(name, str) or not name.isprintable():
             raise EngineStartError(f"{self.path} has a tensor with the name {name!r:.80}")
-        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        if not isinstance(tensor, Tensor):
             raise EngineStartError(
                 f"{self.path}: {name} is no tensor but a {type(tensor).__name__}; load the file "
                 "with torch and save the tensors by their names"
+            )
+        if tensor.layout != torch.strided:
+            raise EngineStartError(
+                f"{self.path}: {name} has layout {tensor.layout}; supported: torch.strided"
             )
         if tensor.is_meta:
             raise EngineStartError(f"{self.path}: {name} has no numbers: it is on the device meta")
