@@ -53,6 +53,26 @@ print(json.dumps([message, missing == len(model.named_weights()), fails()]))
 """
 
 
+IN_A_VIEW = """
+import json, os, sys
+from pathlib import Path
+import torch
+from shmllm.errors import EngineStartError
+from shmllm.models.pickle_file import PickleFile
+from shmllm.sigbus import bus_guard
+assert bus_guard.install()
+path = Path(sys.argv[1])
+torch.save({"a": torch.ones(2000, 30)[:, ::10]}, path)
+file = PickleFile(path)
+file.check = lambda name: os.truncate(path, 100_000)  # the copy of the view follows
+try:
+    with file, file.tensor("a"):
+        pass
+except EngineStartError as error:
+    print(json.dumps(str(error)))
+"""
+
+
 @pytest.fixture
 def safetensors(tmp_path: Path) -> tuple[Path, Path]:
     save(reference_model("llama"), tmp_path)
@@ -77,3 +97,8 @@ def test_the_error_names_the_file_and_another_load_succeeds_if_it_is_back(
     assert message.endswith(f"{path.name} has changed while it was read: load it again")
     assert are_all_missing
     assert second_message is None
+
+
+def test_a_view_in_a_file_of_torch_is_protected_up_to_its_last_number(tmp_path: Path) -> None:
+    message = result_of(run_source(IN_A_VIEW, str(tmp_path / "m.bin")))
+    assert message.endswith("m.bin has changed while it was read: load it again")
