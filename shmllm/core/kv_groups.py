@@ -234,7 +234,7 @@ def most_states(groups: Sequence[KVGroup], num_tokens: int, max_step_tokens: int
 
 
 def most_held(rule: KVRule, num_tokens: int, max_step_tokens: int, block_size: int) -> int:
-    """As `most_blocks`, of one group."""
+    """The most blocks that one group with this rule holds; see `most_blocks`."""
     blocks = -(-num_tokens // block_size)
     if rule.most_kept is None:
         return blocks
