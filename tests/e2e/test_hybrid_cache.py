@@ -93,6 +93,7 @@ def test_the_same_bits_with_preemption(reference: ReferenceModel) -> None:
         greedily = greedy(llm, reference.prompts)
     options = BASE | {"max_model_len": 800, "max_num_batched_tokens": 64}
     options["num_gpu_blocks_override"] = FEW_BLOCKS[reference.directory.name]
+    options["scheduler_reserve_full_isl"] = False
     with LLM(str(reference.directory), **options) as llm:
         assert llm.facts.max_model_len == 800
         assert greedy(llm, reference.prompts) == greedily
@@ -103,11 +104,7 @@ def test_the_same_bits_with_preemption(reference: ReferenceModel) -> None:
 def test_a_request_of_many_windows_needs_few_blocks(tmp_path: Path) -> None:
     """It fits into a pool that would not hold all keys and values of half of it."""
     reference = make("only-windows", tmp_path)
-    options = BASE | {
-        "max_num_batched_tokens": 32,
-        "num_gpu_blocks_override": 8,
-        "scheduler_reserve_full_isl": False,
-    }
+    options = BASE | {"max_num_batched_tokens": 32, "num_gpu_blocks_override": 8}
     [prompt] = [prompt for prompt in reference.prompts if len(prompt) == 5 * WINDOW][:1]
     with LLM(str(tmp_path), **options) as llm:
         assert llm.facts.max_model_len == 1024
