@@ -14,7 +14,7 @@ from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import float_of_word, floats, number, on_stack, word
 from shmllm_kernels.cpu.norms import KINDS, mean_square
-from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
+from shmllm_kernels.cpu.rows import add_times, count_pieces, rows_of_piece
 
 MOST_STREAMS = 8
 COLUMNS = 512
@@ -35,13 +35,6 @@ def _mix(routed, factor, weight, num_sums, num_streams, mixed, kind):
         for j in range(num_streams):
             total += number(weight, i * num_streams + j, kind) * active[j]
         sums[i] = total
-
-
-@compiled
-def _add_times(x, factor, out, count):
-    values, target = floats(x), floats(out)
-    for i in range(count):
-        target[i] += factor * values[i]
 
 
 @compiled
@@ -72,7 +65,7 @@ def _predict(operands, piece, thread, num_threads, kind):
             for i in range(count):
                 for j in range(count):
                     other = before + j * COLUMNS * 4
-                    _add_times(other, factors[i * count + j], place + i * stride, size)
+                    add_times(other, factors[i * count + j], place + i * stride, size)
             _copy(place + active * stride, out + (row * width + first) * 4, size)
 
 
@@ -103,10 +96,10 @@ def _correct(operands, piece, thread, num_threads, kind):
             size, offset = min(width - first, COLUMNS), (row * width + first) * 4
             _copy(x + offset, innovation, size)
             corrected = streams + active * stride + offset
-            _add_times(corrected, np.float32(-1.0), innovation, size)
+            add_times(corrected, np.float32(-1.0), innovation, size)
             for i in range(count):
                 place = streams + i * stride + offset
-                _add_times(innovation, factors[i] + np.float32(1.0), place, size)
+                add_times(innovation, factors[i] + np.float32(1.0), place, size)
             values, source = floats(x + offset), floats(corrected)
             if scale == 0:
                 _copy(corrected, x + offset, size)

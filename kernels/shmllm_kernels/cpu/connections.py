@@ -14,7 +14,7 @@ from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import float_of_word, floats, word
 from shmllm_kernels.cpu.norms import mean_square
-from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
+from shmllm_kernels.cpu.rows import add_times, count_pieces, rows_of_piece
 
 
 @compiled
@@ -22,13 +22,6 @@ def _set_times(x, factor, out, count):
     values, target = floats(x), floats(out)
     for i in range(count):
         target[i] = factor * values[i]
-
-
-@compiled
-def _add_times(x, factor, out, count):
-    values, target = floats(x), floats(out)
-    for i in range(count):
-        target[i] += factor * values[i]
 
 
 @compiled
@@ -60,7 +53,7 @@ def _fold(operands, piece, thread, num_threads):
         opened = floats(own)
         _set_times(source, opened[0], target, width)
         for i in range(1, count):
-            _add_times(source + i * width * 4, opened[i], target, width)
+            add_times(source + i * width * 4, opened[i], target, width)
 
 
 FOLD = Kernel(count_pieces, _fold)
@@ -84,7 +77,7 @@ def _spread(operands, piece, thread, num_threads):
         opened = floats(gates + row * stride)
         for i in range(count):
             place = streams + (row * count + i) * width * 4
-            _add_times(x + row * width * 4, opened[count + i], place, width)
+            add_times(x + row * width * 4, opened[count + i], place, width)
 
 
 SPREAD = Kernel(count_pieces, _spread)

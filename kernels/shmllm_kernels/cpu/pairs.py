@@ -15,6 +15,7 @@ from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, put_word, word
 from shmllm_kernels.cpu.product_tiles import IN_ORDER, LISTED
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
+from shmllm_kernels.cpu.rows import add_times
 
 TOKENS_AT_ONCE = 8
 """The largest number of tokens in one piece of work."""
@@ -107,13 +108,6 @@ Operands: those of SORT; the tokens in their order, [tokens] int64.
 
 
 @compiled
-def _add_row(out, factor, source, width):
-    values, addends = floats(out), floats(source)
-    for i in range(width):
-        values[i] += factor * addends[i]
-
-
-@compiled
 def _combine(operands, piece, thread, num_threads):
     top_k, places, weights = word(operands, 1), word(operands, 2), word(operands, 3)
     rows, out, width = word(operands, 4), word(operands, 5), word(operands, 6)
@@ -125,11 +119,11 @@ def _combine(operands, piece, thread, num_threads):
         for i in range(width):
             values[i] = np.float32(0.0)
         for pair in range(token * top_k, (token + 1) * top_k):
-            _add_row(target, floats(weights)[pair], rows + word(places, pair) * width * 4, width)
+            add_times(rows + word(places, pair) * width * 4, floats(weights)[pair], target, width)
         if shared != 0:
             gate = floats(gates + token * gate_stride)
             factor = sigmoid(gate[0]) if gates != 0 else np.float32(1.0)
-            _add_row(target, factor, shared + token * word(operands, 10), width)
+            add_times(shared + token * word(operands, 10), factor, target, width)
 
 
 COMBINE = Kernel(pieces_of_tokens, _combine)

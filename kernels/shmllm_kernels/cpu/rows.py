@@ -44,6 +44,14 @@ NUMBERS_AT_ONCE = 4096
 
 
 @compiled
+def add_times(x, factor, out, count):
+    """Adds ``factor * x``, `count` numbers in float32."""
+    values, target = floats(x), floats(out)
+    for i in range(count):
+        target[i] += factor * values[i]
+
+
+@compiled
 def _rows_at_once(num_rows, num_threads):
     pieces = PIECES_PER_THREAD * num_threads
     return (num_rows + pieces - 1) // pieces
