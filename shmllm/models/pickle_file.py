@@ -20,7 +20,6 @@ from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.text_files import one_line
-from shmllm.models.checkpoint import PackedTarget
 from shmllm.models.tensor_files import UnchangedFile, find_shards, reading, release_pages
 
 SINGLE_PICKLE = "pytorch_model.bin"
@@ -105,12 +104,6 @@ class PickleFile(UnchangedFile):
                 f"{self.path}: {name} has type {str(dtype).removeprefix('torch.')}; supported: "
                 f"{known}"
             )
-
-    def kinds(self) -> dict[str, str]:
-        return {}
-
-    def read_packed(self, name: str, matrix: PackedTarget) -> None:
-        raise NotImplementedError("no tensor is packed")
 
     @contextmanager
     def tensor(self, name: str) -> Iterator[Tensor]:

@@ -11,7 +11,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.models.checkpoint import PackedTarget
 from shmllm.models.tensor_files import UnchangedFile, find_shards, reading, release_pages
 
 SINGLE_FILE = "model.safetensors"
@@ -63,12 +62,6 @@ class SafetensorsFile(UnchangedFile):
             raise EngineStartError(
                 f"{self.path}: {name} has type {dtype}; supported: {', '.join(_DTYPES)}"
             )
-
-    def kinds(self) -> dict[str, str]:
-        return {}
-
-    def read_packed(self, name: str, matrix: PackedTarget) -> None:
-        raise NotImplementedError("no tensor is packed")
 
     @contextmanager
     def tensor(self, name: str) -> Iterator[Tensor]:

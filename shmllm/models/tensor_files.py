@@ -17,7 +17,7 @@ from typing import Self
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
-from shmllm.models.checkpoint import changed
+from shmllm.models.checkpoint import PackedTarget, changed
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.sigbus import bus_guard
 
@@ -69,6 +69,13 @@ class UnchangedFile(ABC):
         # An error may come from what the file contains now.
         if kind is None or issubclass(kind, Exception):
             self._check_unchanged()
+
+    def kinds(self) -> dict[str, str]:
+        """No tensor is packed."""
+        return {}
+
+    def read_packed(self, name: str, matrix: PackedTarget) -> None:
+        raise NotImplementedError("no tensor is packed")
 
     def _check_unchanged(self) -> None:
         """Checks that the file is the one that was opened first: what was read of its header is
