@@ -26,7 +26,7 @@ from shmllm.worker.canvas_positions import CanvasPositions
 from shmllm.worker.grid_positions import GridPositions
 from shmllm.worker.item_places import item_ends
 from shmllm.worker.logits_processors import LogitsState, needs_logits_processors
-from shmllm.worker.rope_positions import PlacedGrid, RopePositions
+from shmllm.worker.rope_positions import PlacedGrid, PlacedPositions, RopePositions
 from shmllm.worker.step_inputs import StepInputs
 
 NO_ROWS: LongArray = np.zeros(0, np.int64)
@@ -153,7 +153,7 @@ class InputBatch:
         self._video_times = video_times
         self.num_prompt_tokens = np.zeros(num_rows, np.int64) if spans_prompts else None
         self._encoded_ends = np.zeros(num_rows, np.int64) if has_encoder else None
-        self.rope_positions: RopePositions | GridPositions | CanvasPositions | None = None
+        self.rope_positions: PlacedPositions | GridPositions | None = None
         if canvas is not None:
             self.rope_positions = CanvasPositions(num_rows, canvas)
         elif patches_per_side:
@@ -199,12 +199,9 @@ class InputBatch:
         self.min_p[row] = params.min_p
         self.seeds[row] = request.seed % 2**64
         self._second_segments[row] = request.second_segment or NEVER
-        grids = [] if self.rope_positions is None else list(self._placed_grids(request))
-        if isinstance(self.rope_positions, CanvasPositions):
+        if self.rope_positions is not None:
             prompt = request.token_ids[: request.num_prompt_tokens]
-            self.rope_positions.update(row, grids, prompt)
-        elif self.rope_positions is not None:
-            self.rope_positions.update(row, grids)
+            self.rope_positions.update(row, list(self._placed_grids(request)), prompt)
         self.logits_states.pop(row, None)
         if needs_logits_processors(params, request):
             self.logits_states[row] = LogitsState(request, self._vocab_size)

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from shmllm.models.vision.canvas import CanvasMarks
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.rope_positions import PlacedGrid
+from shmllm.worker.rope_positions import PlacedGrid, PlacedPositions
 
 _BETWEEN = 2
 """The marks between two slices of a row."""
@@ -55,8 +56,32 @@ class _Picture:
         return len(self.slices) // columns * first.rows, columns * first.columns
 
 
-class CanvasPositions:
-    """Knows the pictures of the request of each row.
+class _Canvases(NamedTuple):
+    """The pictures of a request.
+
+    Attributes:
+        positions: (3, end) int64, the positions of all tokens up to the end of the last one.
+        behind: the position of the token behind it.
+    """
+
+    positions: LongArray
+    behind: int
+
+    @property
+    def end(self) -> int:
+        return int(self.positions.shape[1])
+
+    @property
+    def shift(self) -> int:
+        return self.behind - self.end
+
+    def place(self, positions: LongArray) -> LongArray:
+        """See `rope_positions.Placed`."""
+        return self.positions[:, positions]
+
+
+class CanvasPositions(PlacedPositions):
+    """The positions that the module describes.
 
     Args:
         num_rows: the largest number of requests that run at once.
@@ -64,49 +89,10 @@ class CanvasPositions:
     """
 
     def __init__(self, num_rows: int, marks: CanvasMarks) -> None:
+        super().__init__(num_rows)
         self._marks = marks
-        self._known: dict[int, LongArray] = {}
-        self._ends = np.zeros(num_rows, np.int64)
-        self._shifts = np.zeros(num_rows, np.int64)
 
-    def update(self, row: int, grids: Sequence[PlacedGrid], prompt: Sequence[int]) -> None:
-        """Assign a row to a request.
-
-        Args:
-            row: the row.
-            grids: the whole images and slices in its prompt, in their order.
-            prompt: its token ids.
-        """
-        self._known.pop(row, None)
-        self._ends[row] = self._shifts[row] = 0
-        if grids:
-            self._known[row], behind = self._place(grids, prompt)
-            self._ends[row] = end = self._known[row].shape[1]
-            self._shifts[row] = behind - end
-
-    def fill(self, rows: LongArray, positions: LongArray) -> LongArray:
-        """Return the positions of tokens on the axes, (3, T) int64, not to be written: they may be
-        a view of `positions`.
-
-        Args:
-            rows: (T,) int64, the row of each token.
-            positions: (T,) int64, the index of each token in its request.
-        """
-        if not self._known:
-            return np.broadcast_to(positions, (3, len(positions)))
-        found = np.broadcast_to(positions + self._shifts[rows], (3, len(positions)))
-        is_earlier = positions < self._ends[rows]
-        if not is_earlier.any():
-            return found
-        found = found.copy()
-        for row in np.unique(rows[is_earlier]).tolist():
-            chosen = is_earlier & (rows == row)
-            found[:, chosen] = self._known[row][:, positions[chosen]]
-        return found
-
-    def _place(self, grids: Sequence[PlacedGrid], prompt: Sequence[int]) -> tuple[LongArray, int]:
-        """Return the positions, (3, T) int64, of the tokens up to the end of the last picture, and
-        that of the token behind."""
+    def _place(self, grids: Sequence[PlacedGrid], prompt: Sequence[int]) -> _Canvases:
         found = np.zeros((3, len(prompt)), np.int64)
         end = position = 0
         for picture in self._pictures(grids, prompt):
@@ -119,7 +105,7 @@ class CanvasPositions:
             position += max(picture.canvas) + 1
         if end == len(prompt):
             position = int(found.max()) + 1
-        return found[:, :end], position
+        return _Canvases(found[:, :end], position)
 
     def _pictures(self, grids: Sequence[PlacedGrid], prompt: Sequence[int]) -> Iterator[_Picture]:
         picture: _Picture | None = None

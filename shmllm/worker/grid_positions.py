@@ -33,12 +33,13 @@ class GridPositions:
         self._num_axes = num_axes
         self._grids: dict[int, _Grids] = {}
 
-    def update(self, row: int, grids: Sequence[PlacedGrid]) -> None:
+    def update(self, row: int, grids: Sequence[PlacedGrid], prompt: Sequence[int]) -> None:
         """Assign a row to a request.
 
         Args:
             row: the row.
             grids: the images in its prompt, in their order, without what ends rows.
+            prompt: its token ids, which have no influence.
         """
         self._grids.pop(row, None)
         if grids:

@@ -13,8 +13,10 @@ This module must not know how a step is made, nor what an image is besides its s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -52,30 +54,54 @@ class PlacedGrid:
         return max(sides, 1 + int(last[0]))
 
 
-class RopePositions:
-    """Knows the images and videos of the request of each row.
+class Placed(Protocol):
+    """The images of one request.
+
+    Attributes:
+        end: the index of the first token behind all of them.
+        shift: the difference of position and index from there on.
+    """
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def shift(self) -> int: ...
+
+    def place(self, positions: LongArray) -> LongArray:
+        """Return the positions on the axes, (3, T) int64, of tokens with these indices, all before
+        `end`."""
+
+
+class PlacedPositions(ABC):
+    """Knows the images of the request of each row, behind which text counts on.
 
     Args:
         num_rows: the largest number of requests that run at once.
     """
 
     def __init__(self, num_rows: int) -> None:
-        self._grids: dict[int, _Grids] = {}
+        self._placed: dict[int, Placed] = {}
         self._ends = np.zeros(num_rows, np.int64)
         self._shifts = np.zeros(num_rows, np.int64)
 
-    def update(self, row: int, grids: Sequence[PlacedGrid]) -> None:
+    @abstractmethod
+    def _place(self, grids: Sequence[PlacedGrid], prompt: Sequence[int]) -> Placed:
+        """Find the places of a request's images, which are at least one; see `update`."""
+
+    def update(self, row: int, grids: Sequence[PlacedGrid], prompt: Sequence[int]) -> None:
         """Assign a row to a request.
 
         Args:
             row: the row.
             grids: the images and frames in its prompt, in their order.
+            prompt: its token ids.
         """
-        self._grids.pop(row, None)
+        self._placed.pop(row, None)
         self._ends[row] = self._shifts[row] = 0
         if grids:
-            found = self._grids[row] = _Grids.of(grids)
-            self._ends[row], self._shifts[row] = found.ends[-1], found.shifts[-1]
+            placed = self._placed[row] = self._place(grids, prompt)
+            self._ends[row], self._shifts[row] = placed.end, placed.shift
 
     def fill(self, rows: LongArray, positions: LongArray) -> LongArray:
         """Return the positions of tokens on the axes, (3, T) int64, not to be written: they may be
@@ -85,7 +111,7 @@ class RopePositions:
             rows: (T,) int64, the row of each token.
             positions: (T,) int64, the index of each token in its request.
         """
-        if not self._grids:
+        if not self._placed:
             return _alike(positions)
         behind = _alike(positions + self._shifts[rows])
         is_earlier = positions < self._ends[rows]
@@ -94,8 +120,15 @@ class RopePositions:
         found = behind.copy()
         for row in np.unique(rows[is_earlier]).tolist():
             chosen = is_earlier & (rows == row)
-            found[:, chosen] = self._grids[row].place(positions[chosen])
+            found[:, chosen] = self._placed[row].place(positions[chosen])
         return found
+
+
+class RopePositions(PlacedPositions):
+    """The positions that the module describes."""
+
+    def _place(self, grids: Sequence[PlacedGrid], prompt: Sequence[int]) -> Placed:
+        return _Grids.of(grids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +171,16 @@ class _Grids:
             shifts,
         )
 
+    @property
+    def end(self) -> int:
+        return int(self.ends[-1])
+
+    @property
+    def shift(self) -> int:
+        return int(self.shifts[-1])
+
     def place(self, positions: LongArray) -> LongArray:
-        """Return the positions on the axes, (3, T) int64, of the request's tokens with these
-        indices. Times are rounded as in transformers."""
+        """See `Placed`. Times are rounded as in transformers."""
         num_begun = np.searchsorted(self.begins, positions, side="right")
         grid = np.maximum(num_begun - 1, 0)
         is_inside = (num_begun > 0) & (positions < self.ends[grid])

@@ -197,7 +197,8 @@ class GpuSteps:
         self.batch.update(plan)
         if isinstance(self.batch.rope_positions, RopePositions | GridPositions):
             for request in plan.new_requests:
-                self.batch.rope_positions.update(request.row, self.items.get(request.row, ()))
+                grids = self.items.get(request.row, ())
+                self.batch.rope_positions.update(request.row, grids, request.token_ids)
         inputs = self.batch.inputs(plan)
         if self.items:
             ends = {row: item_ends_of(self.items.get(row, ()), MAX_LENGTH) for row in work}

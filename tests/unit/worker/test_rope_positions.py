@@ -129,7 +129,7 @@ def test_they_equal_those_of_transformers_in_any_chunks(reference: Any) -> None:
         prompt, delta = wanted_of(reference, parts)
         further = np.arange(prompt.shape[1], prompt.shape[1] + 9) + delta
         wanted.append(np.concatenate((prompt, np.broadcast_to(further, (3, 9))), 1))
-        known.update(row, items_of(parts))
+        known.update(row, items_of(parts), ())
     generator = np.random.default_rng(4)
     for size in (1, 3, 7, 100):
         done = np.zeros(len(wanted), np.int64)
@@ -185,7 +185,7 @@ def test_videos_of_qwen_2_and_2_5_equal_transformers(name: str, reference: Any) 
         second_per_grid_ts=torch.tensor(seconds),
     )
     known, indices = RopePositions(1), np.arange(len(kinds) + 3)
-    known.update(0, placed)
+    known.update(0, placed, ())
     found = known.fill(np.zeros_like(indices), indices)
     assert found[:, : len(kinds)].tolist() == expected[:, 0].tolist()
     if kinds[-1] == 0:
@@ -266,7 +266,7 @@ def test_positions_of_qwen_omni_equal_transformers(name: str, omni: Any) -> None
         second_per_grids=torch.tensor(seconds) if seconds else None,
     )
     known, indices = RopePositions(1), np.arange(len(ids) + 2)
-    known.update(0, placed)
+    known.update(0, placed, ())
     found = known.fill(np.zeros_like(indices), indices)
     rounded, delta = expected[:, 0].double().floor(), float(deltas[0, 0]) // 1
     assert found[:, : len(ids)].tolist() == rounded.tolist()
@@ -317,7 +317,7 @@ def test_frames_of_qwen_3_are_images_behind_their_times(reference: Any) -> None:
         torch.zeros_like(types), types, video_grid_thw=torch.tensor([[3, 4, 8], [2, 10, 2]])
     )
     known, indices = RopePositions(1), np.arange(len(kinds) + 2)
-    known.update(0, placed)
+    known.update(0, placed, ())
     found = known.fill(np.zeros_like(indices), indices)
     assert found[:, : len(kinds)].tolist() == expected[:, 0].tolist()
     assert (found[:, -1] - indices[-1]).tolist() == [int(deltas[0, 0])] * 3
@@ -332,14 +332,14 @@ def test_text_alone_has_three_equal_positions_without_a_copy() -> None:
 
 def test_rows_without_images_stay_as_they_are() -> None:
     known = RopePositions(4)
-    known.update(2, [PlacedGrid(0, 1, 2, 3)])
+    known.update(2, [PlacedGrid(0, 1, 2, 3)], ())
     rows = np.array([1, 2, 1, 2])
     assert known.fill(rows, np.array([4, 4, 9, 9])).tolist() == [
         [4, 0, 9, 6],
         [4, 1, 9, 6],
         [4, 1, 9, 6],
     ]
-    known.update(2, ())
+    known.update(2, (), ())
     assert known.fill(rows, np.array([4, 4, 9, 9])).tolist() == [[4, 4, 9, 9]] * 3
 
 
@@ -362,7 +362,7 @@ def test_a_batch_fills_them_also_in_repeated_steps() -> None:
     assert batch.rope_positions is not None
     new = request_of(0, 8), request_of(1, 3)
     batch.update(plan_of((0, 0, 7), (1, 0, 2), new=new))
-    batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)])
+    batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)], ())
     found = []
     for step in range(3):
         plan = plan_of((0, 7 + step, 1), (1, 2 + step, 1))
@@ -377,7 +377,7 @@ def test_a_new_request_of_a_row_has_no_images_of_the_former() -> None:
     batch = InputBatch(1, 32, 32, 100, patches_per_side=1)
     batch.update(plan_of((0, 0, 8), new=(request_of(0, 8),)))
     assert batch.rope_positions is not None
-    batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)])
+    batch.rope_positions.update(0, [PlacedGrid(2, 1, 2, 3)], ())
     batch.update(plan := plan_of((0, 0, 4), new=(request_of(0, 4),)))
     assert batch.inputs(plan).on_axes(3).tolist() == [[0, 1, 2, 3]] * 3
 
@@ -475,7 +475,7 @@ def test_those_of_hunyuan_ocr_are_places_in_images(sections: list[int], size: in
     expected, deltas = model.get_rope_index(torch.zeros_like(types), types, grids)
     assert deltas.tolist() == [[0]]  # what follows a prompt counts on
     known = GridPositions(len(sections))
-    known.update(1, items)
+    known.update(1, items, ())
     for begin in range(0, len(kinds) + 3, size):
         span = np.arange(begin, min(begin + size, len(kinds) + 3))
         alike = np.broadcast_to(span, (len(sections), len(span)))
@@ -484,5 +484,5 @@ def test_those_of_hunyuan_ocr_are_places_in_images(sections: list[int], size: in
         wanted = np.concatenate((expected[:, 0, span[inside]], alike[:, ~inside]), 1)
         assert found[:, : len(span)].tolist() == wanted.tolist()
         assert found[:, len(span) :].tolist() == alike.tolist()
-    known.update(1, [])
+    known.update(1, [], ())
     assert known.fill(np.array([1]), np.array([7])).tolist() == [[7]] * len(sections)
