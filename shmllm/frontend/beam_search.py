@@ -98,7 +98,8 @@ class _Search:
         reasons = {output.outputs[0].finish_reason for output in outputs}
         for reason in ("error", "abort"):
             if reason in reasons:
-                return self.end(self.beams, reason)
+                self.end(self.beams, reason)
+                return
         pairs = zip(self.beams, outputs, strict=True)
         found = [each for beam, output in pairs for each in beam.successors(output)]
         found.sort(key=lambda beam: key(beam.sequence), reverse=True)
@@ -110,7 +111,6 @@ class _Search:
                 beam.grammar = beam.grammar.behind(beam.sequence.tokens[-1])
         complete = [beam for beam in self.beams if beam.grammar and beam.grammar.is_complete]
         self.end(complete, "stop")
-        return None
 
 
 class BeamSearch:

@@ -142,6 +142,15 @@ _SAM: dict[str, Any] = {
     "global_attn_indexes": [1],
     "downsample_channels": [10, 32],
 }
+_OCR_ENCODER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+_OCR_PROMPTS: dict[str, Any] = {
+    "outer": {},
+    "marks": (*_CHATML, "<image>"),
+    "image": "<image>",
+    "ids": {"image_token_id": "<image>"},
+    "chat": "<image>\\n",
+    "processor": ("DeepseekOcr2", "deepseek_ocr2"),
+}
 _WITHIN_SQUARE: dict[str, Any] = HALF_MEAN | {
     "resample": BICUBIC,
     "size": {"height": 128, "width": 128},
@@ -814,20 +823,9 @@ FAMILIES = {
         text=_DEEPSEEK_OCR | {"sliding_window": 2048},
         vision={
             "sam_config": _SAM | {"mlp_dim": 64},
-            "encoder_config": {
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": 56,
-            },
+            "encoder_config": _OCR_ENCODER | {"num_attention_heads": 2, "image_size": 56},
         },
-        outer={},
-        marks=(*_CHATML, "<image>"),
-        image="<image>",
-        ids={"image_token_id": "<image>"},
-        chat="<image>\\n",
-        processor=("DeepseekOcr2", "deepseek_ocr2"),
+        **_OCR_PROMPTS,
         settings=_WITHIN_SQUARE | {"tile_size": 80},
     ),
     "deepseek_ocr2": VisionFamily(
@@ -835,20 +833,9 @@ FAMILIES = {
         text=_DEEPSEEK_OCR | {"model_type": "deepseek_ocr2_text"},
         vision={
             "sam_config": _SAM | {"mlp_ratio": 2.0},
-            "encoder_config": {
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-            },
+            "encoder_config": _OCR_ENCODER | {"num_attention_heads": 4, "num_key_value_heads": 2},
         },
-        outer={},
-        marks=(*_CHATML, "<image>"),
-        image="<image>",
-        ids={"image_token_id": "<image>"},
-        chat="<image>\\n",
-        processor=("DeepseekOcr2", "deepseek_ocr2"),
+        **_OCR_PROMPTS,
         settings=_WITHIN_SQUARE | {"tile_size": 96},
     ),
     "deepseek_vl2": VisionFamily(

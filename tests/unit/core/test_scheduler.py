@@ -337,12 +337,18 @@ def test_a_request_is_admitted_beside_others_if_its_whole_prompt_fits():
     assert bench.scheduler.stats.preemptions == 0
 
 
-def test_the_next_tokens_of_all_have_room():
-    bench = Bench(num_blocks=30, caching=False, max_model_len=200, reserves=True)
+@pytest.mark.parametrize(
+    "groups", [ONE_GROUP, (KVGroup(FullAttention()), KVGroup(SlidingWindow(41)))]
+)
+def test_the_next_tokens_of_all_have_room(groups):
+    """Also in windows that are not full."""
+    bench = Bench(
+        num_blocks=30 * len(groups), caching=False, max_model_len=200, groups=groups, reserves=True
+    )
     for number in range(5):
         bench.add(number, 8, max_tokens=100)
     bench.step()
-    # Each has two blocks, and eight for the next 32 tokens.
+    # Each has two blocks of each group, and eight for the next 32 tokens.
     assert bench.scheduler.num_running == 3
     for _ in range(32):
         bench.step()
@@ -357,19 +363,6 @@ def test_a_request_near_its_end_needs_little_room():
     bench.step()
     assert bench.scheduler.num_running == 8
     bench.run()
-    assert bench.scheduler.stats.preemptions == 0
-
-
-def test_windows_that_are_not_full_have_room_for_the_next_tokens():
-    groups = (KVGroup(FullAttention()), KVGroup(SlidingWindow(41)))
-    bench = Bench(num_blocks=60, caching=False, max_model_len=200, groups=groups, reserves=True)
-    for number in range(5):
-        bench.add(number, 8, max_tokens=100)
-    bench.step()
-    # Each has four blocks, and sixteen for the next 32 tokens.
-    assert bench.scheduler.num_running == 3
-    for _ in range(32):
-        bench.step()
     assert bench.scheduler.stats.preemptions == 0
 
 
