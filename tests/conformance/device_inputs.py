@@ -113,7 +113,7 @@ class InputsConformance:
             alike = [1, 2, 3, 4, 4, 5, 0, 0]
             want = [alike] * 3
             if batch.rope_positions is not None:
-                batch.rope_positions.update(2, [PlacedGrid(2, 1, 1, 2)])
+                batch.rope_positions.update(2, [PlacedGrid(2, 1, 1, 2)], [7, 8])
                 want = [[1, 2, 2, 4, 4, 5, 0, 0], [1, 2, 2, 4, 4, 5, 0, 0], alike]
             inputs.send(batch.inputs(plan), BatchDescriptor(8, 3, False))
             gpu_device.synchronize()
