@@ -46,6 +46,7 @@ RESULT_FIELDS = {
     "prompt_logprobs",
     "prompt_token_id_logprobs",
     "routed_experts",
+    "sampling_mask",
     "outputs",
 }
 _OTHER_NAMES = {
@@ -245,6 +246,8 @@ class NativeFormat:
             found["logprobs"] = [entries(position) for position in completion.logprobs]
         if completion.routed_experts is not None:
             found["routed_experts"] = _as_base64(completion.routed_experts)
+        if completion.sampling_mask is not None:
+            found["sampling_mask"] = completion.sampling_mask.token_ids
         return found
 
     def _completion(self, completion: CompletionOutput) -> JsonObject:

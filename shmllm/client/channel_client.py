@@ -43,7 +43,7 @@ from shmllm.ipc.ring import RingWriter
 from shmllm.ipc.slots import Slot, SlotRef
 from shmllm.ipc.states import EngineState
 from shmllm.ipc.wait import WaitPolicy
-from shmllm.outputs.columns import Embeddings, OutputColumns, RoutedColumns
+from shmllm.outputs.columns import OutputColumns, PieceColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.layout import Direction
@@ -323,7 +323,7 @@ class ChannelEngineClient:
         match message:
             case OutputColumns() | PromptLogprobs() | Rejected() | WeightVersion():
                 return message, self._inbox.append, ref
-            case Embeddings() | RoutedColumns():
+            case PieceColumns():
                 return message, self._inbox.append, ref
             case Reply() | Trace() | Hello() | Text() | Failed():
                 return message, self._letters.append, ref

@@ -15,7 +15,7 @@ from shmllm.config.front_end import Progress
 from shmllm.config.info import EngineInfo
 from shmllm.errors import EngineDeadError
 from shmllm.ipc.error_log import LoggedError as LoggedError
-from shmllm.outputs.columns import Embeddings, OutputColumns, RoutedColumns
+from shmllm.outputs.columns import Embeddings, MaskColumns, OutputColumns, RoutedColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.request import EngineCoreRequest
 from shmllm.tracing.recorder import Recorder
@@ -40,6 +40,7 @@ EngineOutput = (
     | PromptLogprobs
     | Embeddings
     | RoutedColumns
+    | MaskColumns
     | Rejected
     | WeightVersion
     | StartedOver

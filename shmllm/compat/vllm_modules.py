@@ -63,6 +63,7 @@ _PROCESSORS = (
 HOMES = {
     **_at("shmllm", f"SamplingParams RequestOutputKind StructuredOutputsParams {_OUTPUTS}"),
     **_at("shmllm.outputs.flat_logprobs", "FlatLogprobs"),
+    **_at("shmllm.outputs.sampling_masks", "SamplingMask"),
     **_at("shmllm.outputs.pooling", "LateChunk LateChunkingMetadata"),
     **_at("shmllm", _LATE_PARAMS),
     **_at("shmllm", "PoolingParams PoolerConfig TextPrompt TokensPrompt EmbedsPrompt Logprob"),
@@ -157,7 +158,7 @@ MODULES = {
     "vllm.model_executor.layers.quantization.fp8": "Fp8Config",
     "vllm.model_executor.model_loader.utils": "process_weights_after_loading",
     "vllm.model_executor.models": "ModelRegistry",
-    "vllm.outputs": f"{_OUTPUTS} LateChunk LateChunkingMetadata",
+    "vllm.outputs": f"{_OUTPUTS} LateChunk LateChunkingMetadata SamplingMask",
     "vllm.platforms": "current_platform",
     "vllm.plugins.io_processors": "IOProcessor",
     "vllm.plugins.io_processors.interface": "IOProcessor",

@@ -170,7 +170,7 @@ class ClientConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class LogprobsConfig(Section):
-    """The log-probabilities that requests can ask for."""
+    """What outputs say of the distributions that tokens are drawn from."""
 
     max_logprobs: int = option(
         20,
@@ -183,6 +183,13 @@ class LogprobsConfig(Section):
         "(processed), as log-probabilities or logits.",
         OneOf(get_args(LogprobsMode)),
         name="logprobs_mode",
+    )
+    returns_masks: bool = option(
+        False,
+        "Outputs have the tokens among which each token was drawn, so that a trainer normalises "
+        "over the same ones: docs/rl.md.",
+        Flag(),
+        name="return_sampling_mask",
     )
 
 
@@ -240,6 +247,11 @@ class EngineConfig(Section):
                     "shared_kv_cache_bytes": self.shared_kv.num_bytes,
                     "kv_connector": self.plugins.kv_connector,
                 },
+            )
+        if self.logprobs.returns_masks and self.logprobs.mode != "processed_logprobs":
+            raise EngineStartError(
+                "return_sampling_mask needs logprobs_mode='processed_logprobs', which are "
+                f"normalised over the tokens of the masks, instead of {self.logprobs.mode!r}"
             )
         if self.shared_kv.num_bytes is not None:
             self._check_blocks_elsewhere("shared_kv_cache_bytes")

@@ -59,6 +59,7 @@ class EngineInfo:
         images: which images prompts may have.
         num_outputs: the number of tokens, the first ones, that the model can write; None: all.
         routed: the form of the experts that outputs have; None: they have none.
+        sampling_masks: whether outputs have the tokens among which each token was drawn.
         warnings: warnings for the person who started the engine, one sentence each.
     """
 
@@ -113,6 +114,7 @@ class EngineInfo:
     items: ItemInfo = field(default_factory=ItemInfo)
     num_outputs: int | None = None
     routed: RoutedInfo | None = None
+    sampling_masks: bool = False
     warnings: tuple[str, ...] = ()
 
     @property

@@ -17,6 +17,7 @@ from shmllm.core.request import Request
 from shmllm.core.shared_blocks import BlockCopy
 from shmllm.outputs.columns import Piece
 from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.outputs.sampling_masks import SamplingMasks
 from shmllm.params.items import Item, Span
 from shmllm.params.pooling import Pooling
 from shmllm.params.sampling import SamplingParams, TokenSequences
@@ -351,6 +352,8 @@ class StepResult:
             empty if it adds nothing.
         routed_experts: the experts of tokens of each entry of `samples` that no step has reported
             yet, as a piece of (tokens, layers, top_k) numbers; empty if nobody asks for them.
+        sampling_masks: the tokens among which each of `token_ids` was drawn; None if nobody asks
+            for them.
         computing_ns: when the model began to compute and when it had the logits, in
             `time.perf_counter_ns()`. The time before is preparation and the time after is
             sampling. None if the runner does not measure it.
@@ -367,6 +370,7 @@ class StepResult:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     vectors: Sequence[Piece] = ()
     routed_experts: Sequence[Piece] = ()
+    sampling_masks: SamplingMasks | None = None
     computing_ns: tuple[int, int] | None = None
     device_ns: int = 0
     failures: Mapping[int, str] = field(default_factory=dict)

@@ -12,7 +12,15 @@ from collections.abc import Callable, Sequence
 from shmllm.core.drafts import Drafts
 from shmllm.core.plan import StepPlan, StepResult
 from shmllm.core.request import Request, RequestStatus
-from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns, RoutedColumns
+from shmllm.outputs.columns import (
+    Embeddings,
+    FinishReason,
+    MaskColumns,
+    OutputColumns,
+    Piece,
+    RoutedColumns,
+)
+from shmllm.outputs.sampling_masks import SamplingMasks
 
 Finish = Callable[[Request, FinishReason], None]
 """Ends a request; its status is FINISHED afterwards."""
@@ -151,12 +159,14 @@ def _end(request: Request, reason: FinishReason, finish: Finish, fail: Fail) -> 
 
 
 def attach_details(plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]) -> None:
-    """Attach log-probabilities and experts of tokens to the rows of their requests, if there are
-    any."""
+    """Attach log-probabilities, experts and sampling masks of tokens to the rows of their requests,
+    if there are any."""
     if result.logprobs is not None:
         _attach_logprobs(plan, result, outputs)
     if result.routed_experts:
         _attach_routed_experts(plan, result, outputs)
+    if result.sampling_masks is not None:
+        _attach_sampling_masks(plan, result, result.sampling_masks, outputs)
 
 
 def _attach_logprobs(plan: StepPlan, result: StepResult, outputs: dict[int, OutputColumns]) -> None:
@@ -195,6 +205,24 @@ def _attach_routed_experts(
             if columns.routed_experts is None:
                 columns.routed_experts = RoutedColumns()
             columns.routed_experts.add(request.number, piece)
+
+
+def _attach_sampling_masks(
+    plan: StepPlan, result: StepResult, masks: SamplingMasks, outputs: dict[int, OutputColumns]
+) -> None:
+    """Attach the tokens among which those of each row were drawn. A greedy request has none."""
+    rows = _rows_of(outputs)
+    position = 0
+    for sample, index in enumerate(plan.samples):
+        request = plan.requests[index]
+        row = rows.get(request.client, {}).get(request.number)
+        if row is not None and not request.params.is_greedy:
+            columns = outputs[request.client]
+            data = masks.encoded(position, position + columns.counts[row])
+            if columns.sampling_masks is None:
+                columns.sampling_masks = MaskColumns()
+            columns.sampling_masks.add(request.number, Piece(0, data))
+        position += 1 if result.counts is None else result.counts[sample]
 
 
 def _rows_of(outputs: dict[int, OutputColumns]) -> dict[int, dict[int, int]]:

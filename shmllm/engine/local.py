@@ -114,8 +114,7 @@ class LocalEngineClient:
         for columns in self._core.step().values():
             columns.time_ns = monotonic_ns()
             events += columns.prompt_logprobs
-            pieces = columns.embeddings, columns.routed_experts
-            events += [each for each in pieces if each is not None]
+            events += columns.all_pieces
             events.append(columns)
         failures = self._core.take_failures()
         events += [Rejected(failure.number, failure.message) for failure in failures]

@@ -78,7 +78,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "prefix_match_unit": OnlyValues((None,), "a hit ends with a block: pass block_size"),
     "prefix_cache_retention_interval": OnlyValues((0, None), "pass mamba_block_size instead"),
     "kv_cache_dtype_skip_layers": OnlyValues((None, []), "all layers have one kv_cache_dtype"),
-    "return_sampling_mask": OnlyValues((False,), "pass logprob_token_ids to see probabilities"),
     "watermark_config": OnlyValues((None,), "texts have no watermarks"),
     "diffusion_config": OnlyValues((None,), "no model generates by diffusion"),
     "engram_config": OnlyValues((None,), "no model has such embeddings"),

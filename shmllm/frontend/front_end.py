@@ -98,7 +98,11 @@ class FrontEnd:
         )
         self.adapters = RequestAdapters(self.info, default_adapters or {})
         self.outputs = OutputProcessor(
-            tokenizer, self.info.eos_token_ids, self.info.routed, stream_interval
+            tokenizer,
+            self.info.eos_token_ids,
+            self.info.routed,
+            stream_interval,
+            returns_masks=self.info.sampling_masks,
         )
         self.dispatcher = Dispatcher(client, self.outputs)
         self._tracing = tracing or FrontEndTracing(client)

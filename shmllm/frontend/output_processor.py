@@ -14,11 +14,12 @@ from typing import Any
 from shmllm.client.protocol import EngineOutput, StartedOver
 from shmllm.config.routed_experts import RoutedInfo
 from shmllm.frontend.input_processor import PreparedRequest
+from shmllm.frontend.kept_tokens import KeptTokens
 from shmllm.frontend.parent_request import ParentRequest
 from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.outputs.columns import OutputColumns, PieceColumns
+from shmllm.outputs.columns import MaskColumns, OutputColumns, PieceColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.params.sampling import SamplingParams
 from shmllm.wire.messages import WeightVersion
@@ -33,6 +34,7 @@ class OutputProcessor:
             the `stop_reason` None.
         routed: the form of the experts that the engine reports; None: it reports none.
         stream_interval: that of requests whose parameters have none.
+        returns_masks: whether the engine reports the tokens among which each token is drawn.
     """
 
     def __init__(
@@ -41,9 +43,12 @@ class OutputProcessor:
         eos_token_ids: Sequence[int] = (),
         routed: RoutedInfo | None = None,
         stream_interval: int = 1,
+        *,
+        returns_masks: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._routed = routed
+        self._returns_masks = returns_masks
         self._stream_interval = stream_interval
         self._token_texts = TokenTexts(tokenizer)
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -101,6 +106,8 @@ class OutputProcessor:
             state.eos_stop_ids = self._eos_token_ids
         if isinstance(request.submitted.params, SamplingParams):  # a vector is in pieces, too
             state.routed = self._routed
+            if self._returns_masks and not request.params.is_greedy:
+                state.kept = KeptTokens()
         state.stream_interval = params.stream_interval or self._stream_interval
         self._states[state.number] = state
         self._next_number += 1
@@ -142,6 +149,8 @@ class OutputProcessor:
                 self._process_columns(event, changed, to_abort)
             elif isinstance(event, PromptLogprobs):
                 self._process_prompt(event)
+            elif isinstance(event, MaskColumns):
+                self._process_masks(event)
             elif isinstance(event, PieceColumns):
                 self._process_pieces(event)
             elif isinstance(event, WeightVersion):
@@ -159,6 +168,12 @@ class OutputProcessor:
         for number, piece in zip(columns.numbers, columns.pieces, strict=True):
             if number in self._states:
                 self._states[number].pieces.add(piece)
+
+    def _process_masks(self, columns: MaskColumns) -> None:
+        for number, piece in zip(columns.numbers, columns.pieces, strict=True):
+            state = self._states.get(number)
+            if state is not None and state.kept is not None:
+                state.kept.add(piece.data)
 
     def _change_version(self, version: int | str) -> None:
         for state in self._states.values():

@@ -16,6 +16,7 @@ from shmllm.outputs.flat_logprobs import FlatLogprobs
 from shmllm.outputs.logprob_lists import LogprobsList
 from shmllm.outputs.reply import Reply
 from shmllm.outputs.request import CompletionOutput, RequestMetrics, RequestOutput
+from shmllm.outputs.sampling_masks import SamplingMask
 from shmllm.params.sampling import RequestOutputKind
 from shmllm.params.token_table import TokenTable
 
@@ -106,6 +107,10 @@ def _completion(
     if state.finish_reason is not None:
         completion.weight_versions = version_spans(state.versions, len(state.token_ids))
         completion.routed_experts = state.routed_experts
+    is_delta = state.request.params.output_kind is RequestOutputKind.DELTA
+    if state.kept is not None and (is_delta or state.finish_reason is not None):
+        kept = state.kept.between(begin, len(state.token_ids))
+        completion.sampling_mask = SamplingMask(kept)
     if state.logprobs is not None:
         texts = state.token_texts if state.request.params.detokenize else None
         prompt = state.request.prompt_token_ids

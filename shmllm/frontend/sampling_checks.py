@@ -63,6 +63,7 @@ class SamplingChecks:
         self._vocab_size, self._num_outputs = info.vocab_size, info.num_outputs
         self._max_logprobs = info.max_logprobs
         self._has_processors = bool(info.logits_processors)
+        self._returns_masks = info.sampling_masks
 
     def check(self, params: SamplingParams) -> EncodedConstraints:
         """Check the parameters and encode their constraints.
@@ -84,6 +85,7 @@ class SamplingChecks:
         if table is not None:
             self._require_known("prompt_logprob_token_ids", table.ids)
             self._require_few("prompt_logprob_token_ids", table.width, " in each row")
+        self._require_bounded(params)
         if params.stop or params.structured_outputs:
             self._tokenizer.check_exists()
         return EncodedConstraints(
@@ -131,6 +133,15 @@ class SamplingChecks:
                 f"max_logprobs is {self._max_logprobs:,}: start it with a larger one, or with -1",
                 parameter=name,
                 value=count,
+            )
+
+    def _require_bounded(self, params: SamplingParams) -> None:
+        if self._returns_masks and not params.is_greedy and params.top_k <= 0:
+            raise RequestError(
+                "the engine has return_sampling_mask, so a request needs a top_k above 0, which "
+                "bounds the tokens of its masks",
+                parameter="top_k",
+                value=params.top_k,
             )
 
     def _bad_words(self, words: Iterable[str]) -> TokenSequences:

@@ -23,6 +23,7 @@ from shmllm.outputs.request import (
     RequestOutput,
     WeightVersionSpan,
 )
+from shmllm.outputs.sampling_masks import SamplingMask
 from shmllm.outputs.sleep_report import OwnedBytes, SleepReport
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
+    "SamplingMask",
     "ScoringOutput",
     "ScoringRequestOutput",
     "SleepReport",

@@ -85,6 +85,13 @@ class RoutedColumns(PieceColumns):
 
 
 @dataclass(slots=True)
+class MaskColumns(PieceColumns):
+    """Of requests that draw tokens, the tokens among which each was drawn, see `SamplingMasks`;
+    they come before the row with the drawn token. The pieces of a request follow each other, and
+    their offsets have no meaning, because no token is drawn twice."""
+
+
+@dataclass(slots=True)
 class OutputColumns:
     """What one step produced for one front end.
 
@@ -111,6 +118,7 @@ class OutputColumns:
             the rows.
         embeddings: of pooling requests, which have a row without tokens; they travel likewise.
         routed_experts: of the rows, where the engine reports them; they travel likewise.
+        sampling_masks: the same.
     """
 
     step: int = 0
@@ -132,6 +140,13 @@ class OutputColumns:
     accepted_counts: list[int] = field(default_factory=list)
     embeddings: Embeddings | None = None
     routed_experts: RoutedColumns | None = None
+    sampling_masks: MaskColumns | None = None
+
+    @property
+    def all_pieces(self) -> list[Embeddings | RoutedColumns | MaskColumns]:
+        """What travels on its own, before the rows, in pieces."""
+        pieces = self.embeddings, self.routed_experts, self.sampling_masks
+        return [each for each in pieces if each is not None]
 
     @property
     def is_plain(self) -> bool:

@@ -9,6 +9,7 @@ from functools import cache, wraps
 from typing import Any, TypeVar
 
 from shmllm.outputs.reply import ToolCall
+from shmllm.outputs.sampling_masks import SamplingMask
 
 Class = TypeVar("Class", bound=type)
 
@@ -179,6 +180,9 @@ class CompletionOutput:
             completion's tokens as a numpy array, (tokens, layers, top_k) uint8 or uint16: of those
             of the prompt from `routed_experts_prompt_start` on, and of those of the output but the
             last one, which no step computed. Layers without experts have zeros.
+        sampling_mask: with the option `return_sampling_mask`, the SamplingMask of a finished
+            completion, or of what a stream with DELTA yields: the tokens among which each token
+            was drawn. None for a greedy request.
     """
 
     index: int
@@ -194,6 +198,7 @@ class CompletionOutput:
     content: str | None = field(default=None, repr=False)
     tool_calls: list[ToolCall] | None = field(default=None, repr=False)
     routed_experts: Any = field(default=None, repr=False)
+    sampling_mask: SamplingMask | None = field(default=None, repr=False)
 
     def finished(self) -> bool:
         """Whether the completion has ended."""

@@ -13,6 +13,7 @@ of the sections, and the last one ends exactly at the end of the record. Integer
     ABORT                       numbers i64[]
     OUTPUTS, PROMPT_LOGPROBS    see `outputs`
     EMBEDDINGS, ROUTED_EXPERTS  see `pieces`
+    SAMPLING_MASKS              see `pieces`
     REJECTED                    number i64, retryable u32 | message
     CALL                        number i64, method u32 | JSON text
     WORK                        number i64 | JSON text
@@ -58,7 +59,12 @@ from shmllm.wire.outputs import (
     encode_prompt_logprobs,
     encode_step,
 )
-from shmllm.wire.pieces import decode_embeddings, decode_routed_experts, encode_pieces
+from shmllm.wire.pieces import (
+    decode_embeddings,
+    decode_routed_experts,
+    decode_sampling_masks,
+    encode_pieces,
+)
 from shmllm.wire.pooling import decode_pool, encode_pool
 from shmllm.wire.sections import Parts, Sections, column
 
@@ -244,6 +250,7 @@ _DECODERS: dict[int, Callable[[memoryview], Message]] = {
     RecordKind.PROMPT_ITEM: decode_prompt_item,
     RecordKind.EMBEDDINGS: decode_embeddings,
     RecordKind.ROUTED_EXPERTS: decode_routed_experts,
+    RecordKind.SAMPLING_MASKS: decode_sampling_masks,
     RecordKind.TRACE: _decode_trace,
 }
 

@@ -3,12 +3,13 @@
     front end -> engine    INIT   PROMPT_EMBEDS   PROMPT_ITEM   ADD   POOL   ABORT
                            CALL   WORK   WEIGHTS   IN_SLOT
     engine -> front end    HELLO  READY  FAILED  OUTPUTS  PROMPT_LOGPROBS  EMBEDDINGS
-                           ROUTED_EXPERTS  REJECTED  REPLY  TRACE  WEIGHT_VERSION  IN_SLOT
+                           ROUTED_EXPERTS  SAMPLING_MASKS  REJECTED  REPLY  TRACE
+                           WEIGHT_VERSION  IN_SLOT
 
     engine start:   HELLO -> INIT -> READY | FAILED
     a request:      ADD -> OUTPUTS... (the last one carries the finish reason)
                     ADD -> PROMPT_LOGPROBS... -> OUTPUTS... if it asked for them
-                    ADD -> ROUTED_EXPERTS -> OUTPUTS... if the engine reports them
+                    ADD -> ROUTED_EXPERTS, SAMPLING_MASKS -> OUTPUTS... if the engine reports them
                     POOL -> EMBEDDINGS -> OUTPUTS with STOP and no token
                     PROMPT_EMBEDS -> its ADD or POOL, if the prompt is given as embeddings
                     PROMPT_ITEM... -> its ADD or POOL, for each image of the prompt
@@ -30,7 +31,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from shmllm.outputs.columns import Embeddings, OutputColumns, RoutedColumns
+from shmllm.outputs.columns import Embeddings, MaskColumns, OutputColumns, RoutedColumns
 from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.items import Item
 from shmllm.params.request import EngineCoreRequest
@@ -62,6 +63,7 @@ class RecordKind(IntEnum):
     TRACE = 24
     PROMPT_ITEM = 25
     ROUTED_EXPERTS = 26
+    SAMPLING_MASKS = 27
     WEIGHTS = 30
     WEIGHT_VERSION = 31
 
@@ -245,6 +247,7 @@ Message = (
     | PromptItem
     | Embeddings
     | RoutedColumns
+    | MaskColumns
     | Abort
     | Rejected
     | Call

@@ -24,7 +24,7 @@ from shmllm.errors import ProtocolMismatchError
 from shmllm.outputs.columns import OutputColumns
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.wire.messages import RecordKind
-from shmllm.wire.pieces import encode_pieces
+from shmllm.wire.pieces import KIND_OF_PIECES, encode_pieces
 from shmllm.wire.sections import Parts, Sections, column
 
 # step, time_ns, rows, cached rows, tokens, flags
@@ -57,12 +57,9 @@ def encode_step(columns: OutputColumns) -> Iterator[tuple[RecordKind, Parts]]:
     for scored in columns.prompt_logprobs:
         for piece in scored.parts(MAX_BYTES_PER_RECORD):
             yield RecordKind.PROMPT_LOGPROBS, encode_prompt_logprobs(piece)
-    for kind, pieces in (
-        (RecordKind.EMBEDDINGS, columns.embeddings),
-        (RecordKind.ROUTED_EXPERTS, columns.routed_experts),
-    ):
-        for part in () if pieces is None else pieces.parts(MAX_PIECE_BYTES):
-            yield kind, encode_pieces(part)
+    for pieces in columns.all_pieces:
+        for part in pieces.parts(MAX_PIECE_BYTES):
+            yield KIND_OF_PIECES[type(part)], encode_pieces(part)
     for rows in columns.parts(MAX_ROWS_PER_RECORD, MAX_BYTES_PER_RECORD):
         yield RecordKind.OUTPUTS, encode_outputs(rows)
 

@@ -1,6 +1,6 @@
-"""EMBEDDINGS and ROUTED_EXPERTS: pieces of results that are larger than a row.
+"""EMBEDDINGS, ROUTED_EXPERTS and SAMPLING_MASKS: pieces of results that are larger than a row.
 
-both    rows u32 | numbers i64[], offsets i64[], bytes of each piece u32[], all pieces
+all     rows u32 | numbers i64[], offsets i64[], bytes of each piece u32[], all pieces
 """
 
 from __future__ import annotations
@@ -10,11 +10,17 @@ from struct import Struct
 from typing import TypeVar
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.outputs.columns import Embeddings, Piece, PieceColumns, RoutedColumns
+from shmllm.outputs.columns import Embeddings, MaskColumns, Piece, PieceColumns, RoutedColumns
+from shmllm.wire.messages import RecordKind
 from shmllm.wire.sections import Parts, Sections, column
 
 ROWS = Struct("<I")
-FLOAT_BYTES = 4
+FLOAT_BYTES = WORD_BYTES = 4
+KIND_OF_PIECES = {
+    Embeddings: RecordKind.EMBEDDINGS,
+    RoutedColumns: RecordKind.ROUTED_EXPERTS,
+    MaskColumns: RecordKind.SAMPLING_MASKS,
+}
 Columns = TypeVar("Columns", bound=PieceColumns)
 
 
@@ -34,6 +40,10 @@ def decode_embeddings(record: memoryview) -> Embeddings:
 
 def decode_routed_experts(record: memoryview) -> RoutedColumns:
     return _decode(record, RoutedColumns, 1)
+
+
+def decode_sampling_masks(record: memoryview) -> MaskColumns:
+    return _decode(record, MaskColumns, WORD_BYTES)
 
 
 def _decode(

@@ -21,6 +21,7 @@ from shmllm.core.plan import NewRequest, StepPlan
 from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.models.vision.canvas import CanvasMarks
 from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.outputs.sampling_masks import SamplingMasks
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.canvas_positions import CanvasPositions
 from shmllm.worker.grid_positions import GridPositions
@@ -50,11 +51,14 @@ class SamplerOutput:
         logprobs: the log-probabilities of the rows that ask for them, in their order; None if no
             row asks.
         failures: by index among the N, why a request cannot go on.
+        sampling_masks: of the N, the tokens among which each was drawn, those of greedy rows
+            without a meaning; None if nobody asks for them.
     """
 
     token_ids: LongArray
     logprobs: TokenLogprobs | None
     failures: Mapping[int, str] = field(default_factory=dict)
+    sampling_masks: SamplingMasks | None = None
 
 
 @dataclass(frozen=True, slots=True)

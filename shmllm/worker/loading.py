@@ -270,6 +270,7 @@ def make_info(
         model_options=_model_options(config),
         num_outputs=model.num_outputs,
         routed=routed_info(model),
+        sampling_masks=config.logprobs.returns_masks,
         deterministic=deterministic,
         activation_dtype=activation_dtype,
         kv_cache_dtype=kv_cache_dtype,

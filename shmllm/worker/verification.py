@@ -23,17 +23,18 @@ def accept(plan: StepPlan, sampled: SamplerOutput) -> StepResult:
         The tokens, their log-probabilities, and failures; the caller adds the rest.
     """
     token_ids, failures = sampled.token_ids.tolist(), dict(sampled.failures)
+    masks = sampled.sampling_masks
     if not plan.drafts:
-        return StepResult(token_ids, sampled.logprobs, failures=failures)
+        return StepResult(token_ids, sampled.logprobs, failures=failures, sampling_masks=masks)
     counts: list[int] = []
-    kept: list[int] = []
+    kept: list[int] = []  # indices of samples
     scored: list[int] = []
     num_scored = begin = 0
     for sample, index in enumerate(plan.samples):
         drafts = plan.drafts.get(index, ())
         count = 1 + _num_equal(drafts, token_ids[begin : begin + len(drafts)])
         counts.append(count)
-        kept += token_ids[begin : begin + count]
+        kept += range(begin, begin + count)
         if plan.requests[index].params.num_logprobs is not None:
             scored += range(num_scored, num_scored + count)
             num_scored += 1 + len(drafts)
@@ -41,7 +42,13 @@ def accept(plan: StepPlan, sampled: SamplerOutput) -> StepResult:
             failures[sample] = failures.pop(begin)
         begin += 1 + len(drafts)
     logprobs = None if sampled.logprobs is None else sampled.logprobs.take(scored)
-    return StepResult(kept, logprobs, failures=failures, counts=counts)
+    return StepResult(
+        [token_ids[index] for index in kept],
+        logprobs,
+        sampling_masks=None if masks is None else masks.take(kept),
+        failures=failures,
+        counts=counts,
+    )
 
 
 def _num_equal(drafts: Sequence[int], token_ids: Sequence[int]) -> int:

@@ -141,13 +141,22 @@ class Pair:
     The device's batch gets the tokens of an output only if its sampler needs them.
     """
 
-    def __init__(self, device, mode="raw_logprobs", vocab_size=VOCAB_SIZE, max_drafts=0) -> None:
+    def __init__(
+        self,
+        device,
+        mode="raw_logprobs",
+        vocab_size=VOCAB_SIZE,
+        max_drafts=0,
+        returns_masks=False,
+    ) -> None:
         self.device, self.vocab_size = device, vocab_size
         self.batches = [
             InputBatch(NUM_ROWS, MAX_LEN, 8, vocab_size, max_drafts=max_drafts) for _ in range(2)
         ]
-        self.cpu = CpuSampler(self.batches[0], mode)
-        self.gpu = GpuSampler(self.batches[1], NUM_ROWS, vocab_size, device, mode)
+        self.cpu = CpuSampler(self.batches[0], mode, returns_masks=returns_masks)
+        self.gpu = GpuSampler(
+            self.batches[1], NUM_ROWS, vocab_size, device, mode, returns_masks=returns_masks
+        )
         self.random = np.random.default_rng(7)
         self.requests: dict[int, Request] = {}
 
@@ -313,6 +322,28 @@ class SamplerConformance:
                 few = sorted(random.permutation(len(rows))[: random.integers(1, 3)].tolist())
                 masks = grammar_masks(few, random_words(random, len(few), 290))
             pair.check(rows, masks=masks)
+
+    @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, VOCAB_SIZE - 3])
+    def test_masks_are_those_of_the_cpu(self, gpu_device, vocab_size):
+        """Greedy rows have none; a row may have log-probabilities, a grammar or no filters, too."""
+        pair = Pair(gpu_device, "processed_logprobs", vocab_size, returns_masks=True)
+        drawn = {"temperature": 0.8, "seed": 4}
+        pair.add(
+            new_request(5, top_k=7, **drawn),
+            new_request(0),
+            new_request(3, top_k=40, top_p=0.6, logprobs=3, **drawn),
+            new_request(1, min_p=0.2, allowed_token_ids=[3, 8, 250], **drawn),
+            new_request(2, **drawn),
+        )
+        rows = [3, 0, 5, 2, 1]
+        masks = grammar_masks([2], random_words(pair.random, 1, vocab_size))
+        for grammar in (None, masks):
+            got, want = (each.sampling_masks for each in pair.step(rows, masks=grammar))
+            assert got.words.tolist() == want.words.tolist()
+            assert got.begins.tolist() == want.begins.tolist()
+        counts = got.words[got.begins[:-1]].tolist()
+        assert [counts[1], counts[3]] == [0, vocab_size]
+        assert all(0 < counts[i] <= most for i, most in ((2, 7), (0, 39), (4, 3)))
 
     def test_graphs_give_the_tokens_of_launches(self, gpu_device):
         """Steps of one to four rows, padded to the next captured size. A step with a filtered row,

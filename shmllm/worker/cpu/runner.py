@@ -163,7 +163,9 @@ class CpuRunner(LoadedRunner):
         self._lora = part.lora
         self._adapters = None if part.lora is None else ranks.adapters(part.lora)
         self._program = part.program
-        self._sampler = CpuSampler(self._batch, config.logprobs.mode)
+        self._sampler = CpuSampler(
+            self._batch, config.logprobs.mode, returns_masks=config.logprobs.returns_masks
+        )
         workspaces: list[Workspace] = [
             self._program.buffers,
             ranks.memory,

@@ -18,6 +18,7 @@ import torch
 
 from shmllm.config.engine import LogprobsMode
 from shmllm.outputs.logprobs import TokenLogprobs
+from shmllm.outputs.sampling_masks import SamplingMasks
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import Alternatives, InputBatch, SamplerOutput
 from shmllm.worker.cpu.filters import keep_top_k_top_p
@@ -39,13 +40,22 @@ class CpuSampler:
     Args:
         batch: the batch, with each row's sampling parameters.
         mode: whether reported log-probabilities are raw or processed, and normalised or logits.
+        returns_masks: whether outputs have the tokens among which each token was drawn; they are
+            those of processed logits, so `mode` says so, too.
 
     Attributes:
         processors: the custom logits processors; None if there are none.
     """
 
-    def __init__(self, batch: InputBatch, mode: LogprobsMode = "raw_logprobs") -> None:
+    def __init__(
+        self,
+        batch: InputBatch,
+        mode: LogprobsMode = "raw_logprobs",
+        *,
+        returns_masks: bool = False,
+    ) -> None:
         self._batch = batch
+        self._returns_masks = returns_masks
         self.processors: CustomProcessors | None = None
         self._reports_raw = mode.startswith("raw")
         self._normalises = mode.endswith("logprobs")
@@ -88,11 +98,13 @@ class CpuSampler:
                     state.rewind()
             ids = [self._batch.token_ids[rows[index], : positions[index]] for index, _ in states]
             apply_logits_processors(logits, states, ids, custom.apply if custom else None)
-        tokens = self.choose(logits, rows, positions, custom, keeps=bool(scored))
+        keeps = bool(scored) or self._returns_masks
+        tokens = self.choose(logits, rows, positions, custom, keeps=keeps)
         return SamplerOutput(
             tokens,
             self._score(reported, tokens, scored) if scored else None,
             custom.failures if custom else {},
+            self._masks(logits, rows) if self._returns_masks else None,
         )
 
     def choose(
@@ -125,6 +137,12 @@ class CpuSampler:
             if keeps and not self._reports_raw:
                 logits[torch.from_numpy(drawn)] = processed
         return tokens
+
+    def _masks(self, logits: torch.Tensor, rows: LongArray) -> SamplingMasks:
+        """Return the tokens that processing has left to each drawn row."""
+        drawn = np.flatnonzero(self._batch.temperature[rows])
+        samples, token_ids = np.nonzero(logits.numpy()[drawn] > -np.inf)
+        return SamplingMasks.of_entries(len(rows), drawn[samples], token_ids)
 
     def _rows_to_score(self, rows: LongArray) -> list[tuple[int, Alternatives]]:
         """Return (index, alternatives) of the rows that ask for log-probabilities."""

@@ -24,6 +24,7 @@ from shmllm.worker.custom_processors import CustomProcessors, ProcessorStep
 from shmllm.worker.gpu.capture import CaptureReport, Captures
 from shmllm.worker.gpu.custom_logits import ChangedLogits
 from shmllm.worker.gpu.device import Device
+from shmllm.worker.gpu.kept_tokens import PendingKept, fetch_kept
 from shmllm.worker.gpu.logits_processors import (
     Biases,
     GpuTokenMasks,
@@ -63,17 +64,23 @@ class PendingSamplerOutput:
     """The sampled tokens of a step, which the device copies to the host."""
 
     def __init__(
-        self, pending: PendingArrays, scored: ScoredRows | None, failures: Mapping[int, str]
+        self,
+        pending: PendingArrays,
+        scored: ScoredRows | None,
+        failures: Mapping[int, str],
+        masks: PendingKept | None = None,
     ) -> None:
         self._pending = pending
         self._scored = scored
         self._failures = failures
+        self._masks = masks
 
     def result(self) -> SamplerOutput:
         """Wait for the copy. May be called once."""
         tokens, *scores = self._pending.arrays()
         logprobs = None if self._scored is None else unpack(self._scored, *scores)
-        return SamplerOutput(tokens, logprobs, self._failures)
+        masks = None if self._masks is None else self._masks.result()
+        return SamplerOutput(tokens, logprobs, self._failures, masks)
 
 
 class GpuSampler:
@@ -85,6 +92,8 @@ class GpuSampler:
         vocab_size: entries in a row of logits.
         device: the device.
         mode: whether reported log-probabilities are raw or processed, and normalised or logits.
+        returns_masks: whether outputs have the tokens among which each token was drawn; they are
+            those of processed logits, so `mode` says so, too.
 
     Attributes:
         last_tokens: (num_rows,) int64 on the device, the token sampled last for each row, or
@@ -102,7 +111,10 @@ class GpuSampler:
         vocab_size: int,
         device: Device,
         mode: LogprobsMode = "raw_logprobs",
+        *,
+        returns_masks: bool = False,
     ) -> None:
+        self._returns_masks = returns_masks
         on = device.torch_device
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=on)
         self._tokens = torch.zeros(batch.max_samples, dtype=torch.int64, device=on)
@@ -252,7 +264,12 @@ class GpuSampler:
         rows = inputs.sample_rows
         num_rows = len(rows)
         features = self._features[rows]
-        is_plain = masks is None and self._custom is None and not features.any()
+        is_plain = (
+            masks is None
+            and self._custom is None
+            and not features.any()
+            and not self._returns_masks
+        )
         if (
             is_plain
             and self._searches[rows].max(initial=NO_FILTERS) == NO_FILTERS
@@ -265,7 +282,8 @@ class GpuSampler:
         counts = self._token_counts if (features & PENALISED).any() else None
         searches = int(self._searches[rows].max(initial=NO_FILTERS))
         scored_indices = np.flatnonzero(features & SCORED)
-        keeps_processed = scored_indices.size > 0 and not self._reports_raw
+        is_scored = scored_indices.size > 0
+        keeps_processed = (is_scored and not self._reports_raw) or self._returns_masks
         biased = np.flatnonzero(features & BIASED)
         biases = self._biases.for_step(inputs, biased, plan.is_repeat) if biased.size else None
         token_masks = self._token_masks.for_step(rows, device_rows, masks) if is_masked else None
@@ -297,12 +315,16 @@ class GpuSampler:
         if counts is not None and not plan.drafts:
             counts.count(device_rows, tokens)
         failures = {} if custom is None else custom.failures
-        if not scored_indices.size:
-            return PendingSamplerOutput(self.transfers.fetch(tokens), None, failures)
+        kept = None
+        if self._returns_masks:
+            processed = self._scratch.processed_logits[:num_rows]
+            kept = fetch_kept(processed, self._batch.temperature[rows], self.transfers)
+        if not is_scored:
+            return PendingSamplerOutput(self.transfers.fetch(tokens), None, failures, kept)
         scored = self._select_scored(rows, scored_indices, plan.is_repeat)
         reported = self._scratch.processed_logits[:num_rows] if keeps_processed else logits
         scores = self.scorer.score(reported, tokens, scored)
-        return PendingSamplerOutput(self.transfers.fetch(tokens, *scores), scored, failures)
+        return PendingSamplerOutput(self.transfers.fetch(tokens, *scores), scored, failures, kept)
 
     def choose(
         self, logits: Tensor, rows: LongArray, device_rows: Tensor, positions: Tensor

@@ -131,7 +131,14 @@ class StepResources:
             has_encoder=model.num_encoded > 0,
         )
         num_logits = model.vocab_size if model.lm_head else 1  # nothing is sampled
-        sampler = GpuSampler(batch, rows, num_logits, device, config.logprobs.mode)
+        sampler = GpuSampler(
+            batch,
+            rows,
+            num_logits,
+            device,
+            config.logprobs.mode,
+            returns_masks=config.logprobs.returns_masks,
+        )
         max_blocks = -(-max_model_len // block_size)
         last_tokens = sampler.last_tokens
         both = (model,) if draft_config is None else (model, draft_config)

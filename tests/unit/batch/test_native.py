@@ -13,6 +13,7 @@ from support.batch_helpers import answer
 
 from shmllm.batch.native import NativeFormat
 from shmllm.batch.rows import Row
+from shmllm.outputs import SamplingMask
 from shmllm.outputs.request import CompletionOutput
 from shmllm.params.sampling import SamplingParams
 
@@ -198,6 +199,12 @@ def test_routed_experts_are_the_base64_of_an_npy_file():
     read = np.load(io.BytesIO(base64.b64decode(text)))
     assert read.dtype == np.uint8
     assert np.array_equal(read, experts)
+
+
+def test_sampling_masks_are_lists_of_token_ids():
+    output = answer("ab")
+    output.outputs[0].sampling_mask = SamplingMask([[97, 99], [98]])
+    assert NativeFormat().record(row({"prompt": "a"}), output)["sampling_mask"] == [[97, 99], [98]]
 
 
 def test_logprobs_are_lists_of_entries_with_the_sampled_token_first():

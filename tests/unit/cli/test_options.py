@@ -40,6 +40,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "runner": (["--runner", "pooling"], "pooling"),
     "convert": (["--convert", "embed"], "embed"),
     "enable_return_routed_experts": (["--enable-return-routed-experts"], True),
+    "return_sampling_mask": (["--return-sampling-mask"], True),
     "language_model_only": (["--language-model-only"], True),
     "limit_mm_per_prompt": (["--limit-mm-per-prompt", '{"image": 2}'], {"image": 2}),
     "mm_processor_kwargs": (
@@ -105,7 +106,8 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "role": (["--role", "prefill"], "prefill"),
 }
 """For each option: words on the command line, and the value that they mean."""
-NEEDED = {
+NEEDED: dict[str, dict[str, Any]] = {
+    "return_sampling_mask": {"logprobs_mode": "processed_logprobs"},
     "shared_kv_cache_reads": {"shared_kv_cache_bytes": 1},
     "shared_kv_cache_path": {"shared_kv_cache_bytes": 1},
     "shared_kv_cache_path_bytes": {"shared_kv_cache_bytes": 1, "shared_kv_cache_path": "/tmp"},

@@ -8,7 +8,7 @@ import json
 import pytest
 from support.fakes import info
 
-from shmllm.config.engine import CacheConfig, EngineConfig, SchedulerConfig
+from shmllm.config.engine import CacheConfig, EngineConfig, LogprobsConfig, SchedulerConfig
 from shmllm.config.graphs import GraphConfig
 from shmllm.config.info import EngineInfo
 from shmllm.config.load import LoadConfig
@@ -250,6 +250,13 @@ def test_every_field_of_the_full_configuration_differs_from_its_default():
     for part in ("load", "cache", "scheduler", "graphs", "plugins"):
         equal = [name for name in full[part] if full[part][name] == default[part][name]]
         assert equal == excluded.get(part, [])
+
+
+def test_masks_need_the_log_probabilities_of_their_tokens():
+    with pytest.raises(
+        EngineStartError, match="return_sampling_mask needs logprobs_mode='processed"
+    ):
+        EngineConfig(LoadConfig("m"), logprobs=LogprobsConfig(returns_masks=True))
 
 
 @pytest.mark.parametrize("given", [None, -1, "auto"])

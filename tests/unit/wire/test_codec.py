@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from support.variants import slow
 
 from shmllm.errors import ProtocolMismatchError
-from shmllm.outputs.columns import Embeddings, FinishReason, OutputColumns, Piece, RoutedColumns
+from shmllm.outputs.columns import (
+    Embeddings,
+    FinishReason,
+    MaskColumns,
+    OutputColumns,
+    Piece,
+    RoutedColumns,
+)
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs
 from shmllm.params.items import Item
 from shmllm.params.lora import LoRARequest
@@ -214,6 +221,13 @@ def routed_experts(draw):
     return RoutedColumns(numbers, [draw(pieces) for _ in numbers])
 
 
+@st.composite
+def sampling_masks(draw):
+    words = st.lists(st.binary(min_size=4, max_size=4), max_size=3).map(b"".join)
+    numbers = draw(st.lists(int64, max_size=4))
+    return MaskColumns(numbers, [Piece(0, draw(words)) for _ in numbers])
+
+
 adapters = st.builds(
     lambda name, number, path: LoRARequest(name, number, path and f"/{path}"),
     st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=20),
@@ -275,6 +289,7 @@ MESSAGES = {
     RecordKind.PROMPT_ITEM: (codec.encode_prompt_item, prompt_items()),
     RecordKind.EMBEDDINGS: (codec.encode_pieces, embeddings()),
     RecordKind.ROUTED_EXPERTS: (codec.encode_pieces, routed_experts()),
+    RecordKind.SAMPLING_MASKS: (codec.encode_pieces, sampling_masks()),
     RecordKind.ABORT: (codec.encode_abort, st.builds(Abort, st.lists(int64, max_size=9))),
     RecordKind.OUTPUTS: (codec.encode_outputs, outputs()),
     RecordKind.PROMPT_LOGPROBS: (codec.encode_prompt_logprobs, prompt_logprobs()),
