@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shmllm.formats import deepseek_ocr, deepseek_vl2, internvl_chat
+from shmllm.formats import colqwen3, deepseek_ocr, deepseek_vl2, internvl_chat
 
-PUBLISHED = frozenset({internvl_chat.ARCHITECTURE, *deepseek_ocr.KINDS, deepseek_vl2.ARCHITECTURE})
+PUBLISHED = frozenset(
+    {internvl_chat.ARCHITECTURE, *deepseek_ocr.KINDS, deepseek_vl2.ARCHITECTURE, *colqwen3.NAMES}
+)
 """The names in their ``architectures``."""
-_FAMILIES = (internvl_chat, deepseek_ocr, deepseek_vl2)
+_FAMILIES = (internvl_chat, deepseek_ocr, deepseek_vl2, colqwen3)
 
 
 def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:

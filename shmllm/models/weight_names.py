@@ -36,6 +36,7 @@ RENAMED_PREFIXES = {
     "embed_out.": "lm_head.",
     "biogpt.": "model.",
     "output_projection.": "lm_head.",
+    "custom_text_proj.": "embedding_proj_layer.",  # of ColQwen3
     **{f"decoder.{kind}": f"lm_head.{kind}" for kind in ("weight", "bias")},
     "output.": "lm_head.",
     "proj_out.": "lm_head.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from support.vision_families import FAMILIES, SIGLIP, VISION
 from support.vision_models import draw_weights, pixel_inputs, tokenizer_with, write_settings
 from torch import Tensor
 from transformers import (
+    AutoModelForImageTextToText,
     ColModernVBertConfig,
     ColModernVBertForRetrieval,
     ColPaliConfig,
@@ -28,10 +30,13 @@ from transformers import (
     ModernVBertConfig,
     PaliGemmaConfig,
     Qwen2VLConfig,
+    Qwen3_5Config,
+    Qwen3VLConfig,
 )
 
 from shmllm import LLM, EngineStartError
 from shmllm.models.config import ModelConfig
+from shmllm.models.registry import Purpose, purpose_of
 
 OPTIONS: dict[str, Any] = {"max_model_len": 512, "num_threads": 1, "multiprocess": False}
 PAGES = {
@@ -40,19 +45,32 @@ PAGES = {
     "colmodernvbert": "<|begin_of_text|>User:<image>Describe the image.<end_of_utterance>\n"
     "Assistant:",
     "colpali": "Describe the image.",
+    **dict.fromkeys(
+        ("colqwen3", "colqwen3_5"),
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe it.<|im_end|>",
+    ),
 }
 """The prompt of a page, as transformers' processors write it."""
 END = {
     "colqwen2": "<|endoftext|>",
     "colmodernvbert": "<end_of_utterance>",
     "colpali": "<pad>",
+    **dict.fromkeys(("colqwen3", "colqwen3_5"), "<|endoftext|>"),
 }
-FAMILY = {"colqwen2": "qwen2_vl", "colmodernvbert": "idefics3", "colpali": "paligemma"}
+FAMILY = {
+    "colqwen2": "qwen2_vl",
+    "colmodernvbert": "idefics3",
+    "colpali": "paligemma",
+    "colqwen3": "qwen3_vl",
+    "colqwen3_5": "qwen3_5",
+}
 """The recipe of the part that reads prompts; that of ColModernVBERT has another language model."""
 ARCHITECTURE = {
     "colqwen2": "ColQwen2ForRetrieval",
     "colmodernvbert": "ColModernVBertForRetrieval",
     "colpali": "ColPaliForRetrieval",
+    "colqwen3": "ColQwen3",
+    "colqwen3_5": "ColQwen3_5",
 }
 MODERNBERT: dict[str, Any] = {
     "model_type": "modernbert",
@@ -65,6 +83,37 @@ MODERNBERT: dict[str, Any] = {
     "local_attention": 8,
     **{f"{name}_token_id": 440 for name in ("pad", "bos", "eos", "cls", "sep")},
 }
+
+
+class Projected(torch.nn.Module):
+    """A model of transformers and a projection of each token, which transformers has no class for.
+
+    Args:
+        name: the model_type that its files have.
+        whole: the model.
+        config: of the model.
+    """
+
+    def __init__(self, name: str, whole: torch.nn.Module, config: Any) -> None:
+        super().__init__()
+        self.vlm, self.config, self._name = whole, config, name
+        self.custom_text_proj = torch.nn.Linear(config.text_config.hidden_size, 24)
+
+    def forward(self, ids: Tensor, **inputs: Tensor) -> Any:
+        is_image = (ids == self.config.image_token_id).long()
+        states = self.vlm.model(ids, mm_token_type_ids=is_image, **inputs).last_hidden_state
+        found = torch.nn.functional.normalize(self.custom_text_proj(states), dim=-1)
+        return SimpleNamespace(embeddings=found)
+
+    def save_pretrained(self, directory: Path) -> None:
+        tensors = {name: each.contiguous() for name, each in self.state_dict().items()}
+        save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+        values = self.config.to_dict() | {
+            "architectures": [ARCHITECTURE[self._name]],
+            "model_type": self._name,
+            "dims": 24,
+        }
+        (directory / "config.json").write_text(json.dumps(values))
 
 
 class Retriever(NamedTuple):
@@ -100,6 +149,10 @@ def make_retriever(name: str, directory: Path) -> Retriever:
         whole: Any = Qwen2VLConfig(text_config=family.text, vision_config=family.vision, **ids)
         config: Any = ColQwen2Config(vlm_config=whole, embedding_dim=24)
         model: Any = ColQwen2ForRetrieval(config).eval()
+    elif name in ("colqwen3", "colqwen3_5"):
+        kind = {"colqwen3": Qwen3VLConfig, "colqwen3_5": Qwen3_5Config}[name]
+        config = kind(text_config=family.text, vision_config=family.vision, **ids)
+        model = Projected(name, AutoModelForImageTextToText.from_config(config), config).eval()
     elif name == "colpali":
         whole = PaliGemmaConfig(
             text_config=family.text, vision_config=family.vision, **family.outer, **ids
@@ -113,7 +166,7 @@ def make_retriever(name: str, directory: Path) -> Retriever:
         )
         config = ColModernVBertConfig(vlm_config=whole, embedding_dim=24)
         model = ColModernVBertForRetrieval(config).eval()
-    draw_weights(model, 0.0 if name == "colpali" else 1.0)
+    draw_weights(model, 0.0 if name in ("colpali", "colqwen3_5") else 1.0)
     model.save_pretrained(directory)
     tokenizer.save(str(directory / "tokenizer.json"))
     write_settings(FAMILY[name], directory)
@@ -257,3 +310,42 @@ def test_the_width_that_files_leave_out_is_that_of_transformers(
     assert config.head.width == ColQwen2Config().embedding_dim
     assert config.vision is not None
     assert (config.vision.has_axes, config.vision.video) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "model_class", "fields", "width"),
+    [
+        ("colqwen3", "ColQwen3", {"embed_dim": 320}, 320),
+        ("colqwen3", "OpsColQwen3Model", {"dims": 48, "embed_dim": None}, 48),
+        ("colqwen3", "Qwen3VLNemotronEmbedModel", {}, None),
+        ("colqwen3_5", "ColQwen3_5", {"projection_dim": 64}, 64),
+        ("colqwen3_5", "ColQwen3_5", {}, 128),
+    ],
+)
+def test_the_width_has_many_names(
+    name: str, model_class: str, fields: dict[str, Any], width: int | None, tmp_path: Path
+) -> None:
+    family = FAMILIES[FAMILY[name]]
+    parts = {"text_config": family.text, "vision_config": family.vision, "image_token_id": 442}
+    values = {"architectures": [model_class], **parts, **fields}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = ModelConfig.from_directory(tmp_path)
+    assert (config.head and config.head.width) == width
+    assert purpose_of(config.architecture) is Purpose.EMBED_TOKENS
+
+
+def test_a_projection_may_have_another_name_and_no_bias(tmp_path: Path) -> None:
+    whole, plain = tmp_path / "whole", tmp_path / "plain"
+    for each in (whole, plain):
+        each.mkdir()
+    retriever = make_retriever("colqwen3", whole)
+    torch.nn.init.zeros_(retriever.model.custom_text_proj.bias)
+    retriever.model.save_pretrained(whole)
+    tensors = load_file(whole / "model.safetensors")
+    del tensors["custom_text_proj.bias"]
+    tensors["embedding_proj_layer.weight"] = tensors.pop("custom_text_proj.weight")
+    (plain / "config.json").write_bytes((whole / "config.json").read_bytes())
+    save_file(tensors, plain / "model.safetensors")
+    first, second = (load(each).named_weights() for each in (whole, plain))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[each][0].clone(), second[each][0].clone()) for each in first)

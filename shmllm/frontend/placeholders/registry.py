@@ -122,6 +122,8 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "ColModernVBertForRetrieval": (ColModernVBertPlaceholder,),
     "ColPaliForRetrieval": (PaliGemmaPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
+    "ColQwen3ForRetrieval": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
+    "ColQwen3_5ForRetrieval": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "DeepseekOcr2ForConditionalGeneration": (DeepseekOcr2Placeholder,),
     "DeepseekOcrForConditionalGeneration": (DeepseekOcrPlaceholder,),
     "DeepseekVLForConditionalGeneration": (DeepseekVLPlaceholder,),
