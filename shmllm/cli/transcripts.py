@@ -133,7 +133,7 @@ def _groups(
 ) -> Iterator[list[tuple[Target, Sound]]]:
     """The sounds that can be decoded, several at a time; `codes` gets EXIT_FAILED for others."""
     from shmllm.errors import RequestError
-    from shmllm.frontend.transcription.calls import open_sound
+    from shmllm.frontend.transcription.sounds import open_sound
 
     group: list[tuple[Target, Sound]] = []
     for target in targets:

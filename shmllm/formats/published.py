@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shmllm.formats import colqwen3, deepseek_ocr, deepseek_vl2, internvl_chat
+from shmllm.formats import (
+    colqwen3,
+    deepseek_ocr,
+    deepseek_vl2,
+    internvl_chat,
+    qwen3_aligner,
+)
 
 PUBLISHED = frozenset(
     {internvl_chat.ARCHITECTURE, *deepseek_ocr.KINDS, deepseek_vl2.ARCHITECTURE, *colqwen3.NAMES}
 )
 """The names in their ``architectures``."""
-_FAMILIES = (internvl_chat, deepseek_ocr, deepseek_vl2, colqwen3)
+_FAMILIES = (internvl_chat, deepseek_ocr, deepseek_vl2, colqwen3, qwen3_aligner)
 
 
 def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:

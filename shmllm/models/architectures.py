@@ -247,6 +247,7 @@ ARCHITECTURES: dict[str, str] = {
     "Qwen2_5OmniThinkerForConditionalGeneration": "qwen2_5_omni",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3ASRForConditionalGeneration": "qwen3_asr",
+    "Qwen3ASRForcedAlignerForTokenClassification": "qwen3_asr",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
@@ -361,7 +362,14 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "Qwen2VLForConditionalGeneration": ("qwen2_vl_text",),
     "Qwen2_5OmniThinkerForConditionalGeneration": ("qwen2_5_omni_text",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_text",),
-    "Qwen3ASRForConditionalGeneration": ("qwen3", "qwen3_asr_text"),
+    **dict.fromkeys(
+        (
+            "Qwen3ASRForConditionalGeneration",
+            "Qwen3ASRForTokenClassification",
+            "Qwen3ASRForcedAlignerForTokenClassification",
+        ),
+        ("qwen3", "qwen3_asr_text"),
+    ),
     "Qwen3OmniMoeThinkerForConditionalGeneration": ("qwen3_omni_moe_text",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_text",),
     "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe_text",),

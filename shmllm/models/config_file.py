@@ -30,6 +30,7 @@ _OUTER_FIELDS = (
     "id2label",
     "problem_type",
     "classifier_from_token",
+    "token_classification_bias",
     "is_original_qwen3_reranker",
     "method",
 )

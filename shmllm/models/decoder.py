@@ -304,5 +304,8 @@ def left_out(config: ModelConfig) -> tuple[str, ...]:
     prefixes = [f"model.layers.{index}." for index in behind]
     copies = ("embed_tokens.", "shared_head.head.")  # of the model's own
     loaded = [f"{each}{name}" for each in prefixes[: config.num_further] for name in copies]
-    of_head = () if config.lm_head or config.classes_are_tokens else ("lm_head.",)
+    steps = () if config.head is None else config.head.steps
+    has_lm_head = config.lm_head or config.classes_are_tokens
+    is_head = any(step.name == LM_HEAD.removesuffix(".weight") for step in steps)
+    of_head = () if has_lm_head or is_head else ("lm_head.",)
     return (*config.skipped_prefixes, *of_head, *loaded, *prefixes[config.num_further :])

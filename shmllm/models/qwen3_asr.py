@@ -1,4 +1,5 @@
-"""Qwen 3 ASR, which writes what a sound says: the encoder of Qwen 3 Omni for sounds, and Qwen 3.
+"""Qwen 3 ASR, which writes what a sound says, and its forced aligner, which says when: the encoder
+of Qwen 3 Omni for sounds, and Qwen 3.
 
 Files of the model's authors have it as a ``thinker_config``, whose ``text_config`` has sections of
 axes: all of them have one position, as there are no images.
@@ -9,11 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from shmllm.formats.qwen3_aligner import ARCHITECTURE
 from shmllm.models import qwen3
 from shmllm.models.audio.fields import read_convolved
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
+from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.vision.fields import read_item_token
 
@@ -40,10 +44,23 @@ _TYPES = ("qwen3_asr_encoder", "qwen3_asr_audio_encoder")
 
 
 def configure(fields: Fields) -> ModelConfig:
-    if (found := fields.whole.text("model_type", "qwen3_asr")) == "qwen3_forced_aligner":
-        raise fields.whole.error(f"model_type {found!r} is not supported; supported: qwen3_asr")
     config = qwen3.configure(fields.with_defaults(_TEXT_DEFAULTS))
-    return replace(config.with_mixers(_without_axes), audio=read_audio(fields, config))
+    config = replace(config.with_mixers(_without_axes), audio=read_audio(fields, config))
+    return _with_times(config, fields) if architecture_name(fields) == ARCHITECTURE else config
+
+
+def _with_times(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Returns the configuration of a forced aligner of the authors' files, in which a classifier
+    of times has the name of the LM head."""
+    labels = fields.whole.integer("classify_num")
+    dense = DenseSpec(name="lm_head", inputs=config.hidden_size, outputs=labels)
+    head = HeadSpec(
+        kind="classifier",
+        steps=(dense,),
+        labels=tuple(str(index) for index in range(labels)),
+        activation="softmax",
+    )
+    return replace(config, head=head, tie_word_embeddings=False)
 
 
 def read_audio(fields: Fields, config: ModelConfig) -> AudioSpec | None:

@@ -189,6 +189,8 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     ),
     "Qwen2_5_VLForConditionalGeneration": (QwenVLPlaceholder, QwenVideoPlaceholder),
     "Qwen3ASRForConditionalGeneration": (Qwen3ASRPlaceholder,),
+    "Qwen3ASRForTokenClassification": (Qwen3ASRPlaceholder,),
+    "Qwen3ASRForcedAlignerForTokenClassification": (Qwen3ASRPlaceholder,),
     "Qwen3OmniMoeThinkerForConditionalGeneration": (
         Omni3Placeholder,
         Omni3VideoPlaceholder,

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.progress import Shown, shown_count
-from shmllm.frontend.prompt_items import PromptItems
 from shmllm.frontend.prompts import Prompt
+from shmllm.frontend.transcription.alignment import AlignmentCalls
 from shmllm.frontend.transcription.asker import MOST_SECONDS, Asker
 from shmllm.frontend.transcription.questions import QUESTIONS, Question
 from shmllm.frontend.transcription.rounds import OnDone, Part
+from shmllm.frontend.transcription.sounds import Sound, as_list, open_sound, sound_name
 from shmllm.frontend.transcription.transcriber import Transcriber
 from shmllm.frontend.transcription.vocabulary import Vocabulary, ids_of_tokens
 from shmllm.frontend.transcription.windows import divide
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.transcription import Segment, Transcript
 
-if TYPE_CHECKING:
-    from shmllm.frontend.audio.sound import Sound as OpenedSound
-
 _MODE = "raw_logprobs"
 TASKS = ("transcribe", "translate")
-Sound = str | os.PathLike[str] | bytes | tuple[Any, int]
 
 
-class TranscriptionCalls:
+class TranscriptionCalls(AlignmentCalls):
     """
     Attributes:
         front_end: the parts that do the work.
@@ -102,8 +97,8 @@ class TranscriptionCalls:
     ) -> list[_Sound]:
         """Decode sounds, and divide them into parts."""
         found = []
-        for number, sound in enumerate(_as_list(sounds)):
-            opened = open_sound(self.front_end.items, _name(number, sound), sound)
+        for number, sound in enumerate(as_list(sounds)):
+            opened = open_sound(self.front_end.items, sound_name(number, sound), sound)
             windows = divide(opened.samples, opened.rate, most_seconds)
             parts = [Part(window, language or "") for window in windows]
             found.append(_Sound(parts, opened.seconds, opened.rate))
@@ -216,50 +211,6 @@ def _joined(sound: _Sound) -> Transcript:
     error = next((part.error for part in parts if part.error is not None), None)
     language = next((part.language for part in parts if part.language), "")
     return Transcript(language, round(sound.seconds, 3), segments, error)
-
-
-def _as_list(sounds: Sound | Sequence[Sound]) -> Sequence[Sound]:
-    if isinstance(sounds, str | bytes | os.PathLike) or _is_pair(sounds):
-        return [sounds]  # type: ignore[list-item]
-    if not isinstance(sounds, Iterable) or hasattr(sounds, "shape"):
-        raise RequestError(
-            "sounds must be one or several of: a path, encoded bytes, (samples, rate); not "
-            f"{type(sounds).__name__}",
-            parameter="sounds",
-        )
-    return sounds  # type: ignore[return-value]
-
-
-def _is_pair(sounds: object) -> bool:
-    """Whether it is (samples, rate), and not two sounds."""
-    return isinstance(sounds, tuple) and len(sounds) == 2 and isinstance(sounds[1], Real)
-
-
-def _name(number: int, sound: Sound) -> str:
-    """What errors call a sound."""
-    if isinstance(sound, str | os.PathLike):
-        return f"sound {number} ({os.fspath(sound)})"
-    return f"sound {number}"
-
-
-def open_sound(items: PromptItems, name: str, sound: Sound) -> OpenedSound:
-    """Decode a sound, with the sampling rate of the model.
-
-    Args:
-        items: the front end's.
-        name: what errors call it.
-        sound: a path, encoded bytes, or (samples, rate).
-
-    Raises:
-        RequestError: it cannot be read, or the model takes no sounds.
-    """
-    content: Any = sound
-    if isinstance(sound, str | os.PathLike):
-        from shmllm.frontend.items.files import item_of_path
-
-        content = item_of_path("audio", name, sound)
-    opened: OpenedSound = items.open("audio", name, content)
-    return opened
 
 
 def _check(vocabulary: Vocabulary, language: str | None, task: str) -> None:

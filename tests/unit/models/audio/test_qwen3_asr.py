@@ -161,7 +161,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ),
         ("audio_config", {"n_window": 60}, "n_window 60 is not supported; supported: 49 to 52"),
         ("text_config", {"model_type": "qwen2"}, "supported: qwen3, qwen3_asr_text"),
-        (None, {"model_type": "qwen3_forced_aligner"}, "'qwen3_forced_aligner' is not supported"),
+        (None, {"model_type": "qwen3_forced_aligner"}, "field 'classify_num' is missing"),
     ],
 )
 def test_what_is_not_computed_is_refused(
