@@ -14,6 +14,7 @@ from shmllm.cli.options import (
     refuse_options,
     take_engine_options,
 )
+from shmllm.cli.sampling import read_text
 from shmllm.cli.session import CommandSession
 
 EPILOG = """\b
@@ -22,6 +23,7 @@ Examples:
   shmllm transcribe -m ./whisper talk.mp3 -o talk.srt
   shmllm transcribe -m ./whisper calls/*.wav -o transcripts --format json
   shmllm transcribe -m ./whisper interview.ogg --language de --translate
+  shmllm transcribe -m Qwen/Qwen3-ForcedAligner-0.6B talk.mp3 --text talk.txt -o words.vtt
 
 \b
 Sounds: WAV, FLAC, Ogg (Vorbis, Opus) and MP3, of any length. Long ones are cut where
@@ -41,6 +43,11 @@ environment, 3 the engine died, or aborted requests, 130 interrupted, 143 termin
 """
 
 FORMATS = ("txt", "srt", "vtt", "json")
+_PLAIN = {"language": None, "task": "transcribe", "timestamps": True}
+
+
+def _read_texts(context: click.Context, param: click.Parameter, paths: tuple[str, ...]) -> Any:
+    return tuple(read_text(path, param, context) for path in paths)
 
 
 @click.command(epilog=EPILOG)
@@ -62,6 +69,14 @@ FORMATS = ("txt", "srt", "vtt", "json")
 @click.option(
     "--no-timestamps", is_flag=True, help="One segment for each part of up to half a minute."
 )
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    metavar="FILE",
+    callback=_read_texts,
+    help="What is said: a forced aligner finds the times of its words. One for each sound.",
+)
 @click.option("--attach", metavar="NAME", help="Use a running engine (shmllm engine start NAME).")
 @metrics_port_option
 @engine_options
@@ -73,17 +88,24 @@ def transcribe(**options: Any) -> int:
 
 def run(options: dict[str, Any]) -> int:
     """Runs the command; returns the exit code."""
-    from shmllm.cli.transcripts import make_targets, run_transcription
+    from shmllm.cli.transcripts import make_targets, run_alignment, run_transcription
 
     refuse_options([drafts.OPTION], "is for texts that go on")
     names = ("files", "target", "form", "overwrite")
     files, target, form, overwrite = (options.pop(name) for name in names)
     targets = make_targets(files, target, form, overwrite)
+    texts = options.pop("texts")
+    if texts and len(texts) != len(files):
+        raise click.UsageError(f"there are {len(files)} sounds and {len(texts)} --text")
     asked = {
         "language": options.pop("language"),
         "task": "translate" if options.pop("translate") else "transcribe",
         "timestamps": not options.pop("no_timestamps"),
     }
+    if texts and asked != _PLAIN:
+        raise click.UsageError("--text is no transcription: leave the options of one out")
     engine = take_engine_options(options)
     session = CommandSession(options["attach"], engine, options["metrics_port"])
+    if texts:
+        return run_alignment(targets, texts, session)
     return run_transcription(targets, asked, session)

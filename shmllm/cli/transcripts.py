@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
     from shmllm.outputs.transcription import Transcript
 
+Write = Callable[["LLM", Sequence["Target"], Sequence[Any]], "list[Transcript]"]
+"""Makes the transcripts of sounds, (samples, rate) each, that go to some targets."""
+
 SECONDS_AT_ONCE = 7200
 """Sounds of about so many seconds are in memory at a time; a second takes 64 kB."""
 
@@ -106,9 +109,6 @@ def run_transcription(
 ) -> int:
     """Transcribes sounds and writes the transcripts; returns the exit code.
 
-    Sounds are decoded, transcribed and written in groups, so that memory has a bound, and what is
-    written stays whatever happens later. A sound or a transcript that fails is reported on stderr.
-
     Args:
         targets: the sounds, and where their transcripts go.
         asked: the arguments of `LLM.transcribe`.
@@ -117,12 +117,46 @@ def run_transcription(
     Raises:
         RequestError: the model writes no transcripts, or an argument is wrong.
     """
+
+    def transcribe(llm: LLM, targets: Sequence[Target], sounds: Sequence[Any]) -> list[Transcript]:
+        return llm.transcribe(sounds, **asked)
+
+    return _run(targets, transcribe, session)
+
+
+def run_alignment(targets: Sequence[Target], texts: Sequence[str], session: CommandSession) -> int:
+    """Finds out when the words of texts are said, and writes transcripts with a segment for each;
+    returns the exit code.
+
+    Args:
+        targets: the sounds, and where their transcripts go.
+        texts: what is said in each sound.
+        session: starts the engine or attaches to it.
+
+    Raises:
+        RequestError: the model is no aligner, or a sound or a text is wrong for it.
+    """
+    text_of = dict(zip(targets, texts, strict=True))
+
+    def align(llm: LLM, targets: Sequence[Target], sounds: Sequence[Any]) -> list[Transcript]:
+        return llm.align(sounds, [text_of[target] for target in targets])
+
+    return _run(targets, align, session)
+
+
+def _run(targets: Sequence[Target], write: Write, session: CommandSession) -> int:
+    """Makes transcripts and writes them; returns the exit code.
+
+    Sounds are decoded, transcribed and written in groups, so that memory has a bound, and what is
+    written stays whatever happens later. A sound or a transcript that fails is reported on stderr.
+    """
     codes = [0]
     with session.open() as llm:
         session.describe_engine(llm)
-        llm.transcribe([], **asked)  # an error of the arguments is none of a sound
+        write(llm, [], [])  # an error of the arguments is none of a sound
         for group in _groups(llm, targets, codes):
-            found = llm.transcribe([(sound.samples, sound.rate) for _, sound in group], **asked)
+            sounds = [(sound.samples, sound.rate) for _, sound in group]
+            found = write(llm, [target for target, _ in group], sounds)
             for (target, _), transcript in zip(group, found, strict=True):
                 codes.append(_finish(target, transcript))
     return max(codes)

@@ -13,9 +13,11 @@ import click
 import numpy as np
 import pytest
 import soundfile
+from click.testing import CliRunner
 
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED
-from shmllm.cli.transcripts import make_targets, run_transcription
+from shmllm.cli.transcribe import transcribe
+from shmllm.cli.transcripts import make_targets, run_alignment, run_transcription
 from shmllm.outputs.transcription import Segment, Transcript
 
 RATE = 16000
@@ -37,11 +39,16 @@ class Session:
         self._left = [*transcripts]
         self.groups: list[int] = []
         front_end = SimpleNamespace(items=Items())
-        self._llm = SimpleNamespace(transcribe=self._transcribe, front_end=front_end)
+        self._llm = SimpleNamespace(
+            transcribe=self._transcribe, align=self._align, front_end=front_end
+        )
 
     def _transcribe(self, sounds: Sequence[Any]) -> list[Transcript]:
         self.groups.append(len(sounds))
         return [self._left.pop(0) for _ in sounds]
+
+    def _align(self, sounds: Sequence[Any], texts: Sequence[str]) -> list[Transcript]:
+        return [said(text) for _, text in zip(sounds, texts, strict=True)]
 
     @contextmanager
     def open(self) -> Any:
@@ -95,6 +102,33 @@ def test_parts_that_are_missing_are_reported(tmp_path: Path, capsys: Any) -> Non
     assert run(tmp_path, Session(found)) == EXIT_ENGINE_ENDED
     assert texts_in(tmp_path)["a"] == "one\n"
     assert "a.wav: the engine aborted a request: parts are missing" in capsys.readouterr().err
+
+
+def test_each_sound_has_its_text_although_another_cannot_be_read(tmp_path: Path) -> None:
+    targets = make_targets(sounds_in(tmp_path), str(tmp_path / "texts"), None, overwrite=False)
+    (tmp_path / "b.wav").write_text("text")
+    session: Any = Session([])
+    assert run_alignment(targets, ["one", "two", "three"], session) == EXIT_FAILED
+    assert texts_in(tmp_path) == {"a": "one\n", "c": "three\n"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "a.txt", "--text", "a.txt"], "there are 1 sounds and 2 --text"),
+        (["--text", "a.txt", "--language", "de"], "--text is no transcription"),
+        (["--text", "b.txt"], "b.txt: No such file"),
+    ],
+)
+def test_texts_that_do_not_fit(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sounds_in(tmp_path)
+    (tmp_path / "a.txt").write_text("one")
+    result = CliRunner().invoke(transcribe, ["a.wav", *arguments])
+    assert result.exit_code == 2
+    assert message in result.output
 
 
 def test_sounds_are_in_memory_for_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
