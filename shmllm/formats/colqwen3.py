@@ -22,8 +22,3 @@ def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         return dict(values)
     return {**values, "architectures": [NAMES.get(names[0], names[0])]}
-
-
-def published_image_settings(directory: Path) -> dict[str, Any] | None:
-    """Returns None: transformers' files have them."""
-    return None

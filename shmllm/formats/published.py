@@ -19,7 +19,8 @@ PUBLISHED = frozenset(
     {internvl_chat.ARCHITECTURE, *deepseek_ocr.KINDS, deepseek_vl2.ARCHITECTURE, *colqwen3.NAMES}
 )
 """The names in their ``architectures``."""
-_FAMILIES = (internvl_chat, deepseek_ocr, deepseek_vl2, colqwen3, qwen3_aligner)
+_WITH_SETTINGS = (internvl_chat, deepseek_ocr, deepseek_vl2)
+_FAMILIES = (*_WITH_SETTINGS, colqwen3, qwen3_aligner)
 
 
 def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:
@@ -45,5 +46,5 @@ def published_image_settings(directory: Path) -> dict[str, Any] | None:
     Raises:
         EngineStartError: a file cannot be read, or a field is not supported.
     """
-    found = (family.published_image_settings(directory) for family in _FAMILIES)
+    found = (family.published_image_settings(directory) for family in _WITH_SETTINGS)
     return next((settings for settings in found if settings is not None), None)

@@ -17,8 +17,3 @@ def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict
     thinker = values.get("thinker_config")
     is_aligner = isinstance(thinker, Mapping) and thinker.get("model_type") == MODEL_TYPE
     return {**values, "architectures": [ARCHITECTURE]} if is_aligner else dict(values)
-
-
-def published_image_settings(directory: Path) -> dict[str, Any] | None:
-    """Returns None: the model sees no images."""
-    return None
