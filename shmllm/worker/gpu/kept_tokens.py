@@ -49,7 +49,7 @@ def fetch_kept(processed: Tensor, temperature: FloatArray, transfers: Transfers)
     """
     kept = processed > float("-inf")
     padding = -kept.shape[1] % WORD_BITS
-    bits = pad(kept, (0, padding)).view(len(kept), -1, BYTE_BITS).to(torch.uint8)
+    bits = pad(kept.view(torch.uint8), (0, padding)).view(len(kept), -1, BYTE_BITS)
     places = torch.arange(BYTE_BITS, dtype=torch.uint8, device=kept.device)
     packed = (bits << places).sum(dim=2, dtype=torch.uint8)
     return PendingKept(transfers.fetch(packed), temperature)
