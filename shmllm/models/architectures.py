@@ -157,6 +157,7 @@ ARCHITECTURES: dict[str, str] = {
     "JambaForCausalLM": "jamba",
     "JinaBertModel": "jina_bert",
     "JinaEmbeddingsV3Model": "jina_embeddings_v3",
+    "JinaEmbeddingsV5Model": "jina_embeddings_v5",
     "Kolibri1ForCausalLM": "kolibri1",
     "LagunaForCausalLM": "laguna",
     "LaraMiniForCausalLM": "lara_mini",

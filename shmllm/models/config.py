@@ -41,7 +41,7 @@ from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.sinusoid_kinds import SinusoidKind
 from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
 from shmllm.models.stream_specs import AltUpSpec, ConnectionSpec, PerLayerSpec
-from shmllm.models.task_adapters import TaskAdapters
+from shmllm.models.task_adapters import TaskAdapters, TaskDirectory
 from shmllm_kernels.windows import Window
 
 __all__ = ["ModelConfig", "RopeConfig"]
@@ -109,7 +109,7 @@ class ModelConfig(ItemTowers):
         skipped_prefixes: those of names of tensors in checkpoints that the model lacks.
         zeros_if_absent: the ends of names of weights that are 0 where a checkpoint lacks them.
         extra_files: the names of files beside the checkpoint, which begin those of their tensors.
-        task_adapters: the adapters that its checkpoint has for tasks.
+        task_adapters: the adapters that its checkpoint has for tasks, or which one of those beside.
         shard: the rank whose part of a model this is. The sizes of the layers are those of the
             part, `vocab_size` and `hidden_size` are the model's.
         stage: the stage whose part of a model this is. `layers` are those of all stages.
@@ -163,7 +163,7 @@ class ModelConfig(ItemTowers):
     skipped_prefixes: tuple[str, ...] = ()
     zeros_if_absent: tuple[str, ...] = ()
     extra_files: tuple[str, ...] = ()
-    task_adapters: TaskAdapters | None = None
+    task_adapters: TaskAdapters | TaskDirectory | None = None
     shard: Shard = WHOLE
     stage: Stage = ONLY
     whole: ModelConfig | None = None

@@ -112,7 +112,7 @@ def make_lora(
     """
     own = PeftConfig.from_fields(config)
     by_product: dict[int, list[_Change]] = {}
-    for module, matrices in _by_module(tensors).items():
+    for module, matrices in by_module(tensors).items():
         name, places = _places_of(module, own, targets)
         if not places:
             raise tensors.error(_refusal(module, targets))
@@ -234,8 +234,12 @@ def _check_overlaps(tensors: Fields, changes: Sequence[_Change]) -> None:
             raise tensors.error(f"{changes[index].module!r} changes what another module changes")
 
 
-def _by_module(tensors: Fields) -> dict[str, dict[str, Tensor]]:
-    """Returns A and B of each module."""
+def by_module(tensors: Fields) -> dict[str, dict[str, Tensor]]:
+    """Returns A [rank, in] and B [out, rank] of each module, by its name and "A" or "B".
+
+    Raises:
+        EngineStartError: there are no tensors, or other ones, or A or B is missing.
+    """
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.values.items():
         match = _NAME.fullmatch(name.removeprefix(_PREFIX))

@@ -19,6 +19,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.build import without_memory
 from shmllm.models.checkpoint import CheckpointFile, stored_twice
 from shmllm.models.checkpoint_formats.adapted_file import AdaptedFile
+from shmllm.models.checkpoint_formats.merged_file import merged_files
 from shmllm.models.checkpoint_formats.quantized_file import find_method, quantized_files
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
@@ -33,6 +34,7 @@ from shmllm.models.safetensors_file import (
     find_safetensors,
 )
 from shmllm.models.sentence_files import read_sentence_files
+from shmllm.models.task_adapters import TaskAdapters
 from shmllm.models.weight_names import LM_HEAD, model_name
 
 Progress = Callable[[int, int], None]
@@ -143,7 +145,8 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
         model: the model whose weights are overwritten.
         directory: contains model.safetensors, or shards with model.safetensors.index.json; or
             pytorch_model.bin, or shards with pytorch_model.bin.index.json; or one GGUF file. If
-            modules.json names projections, their directories are there, too.
+            modules.json names projections, their directories are there, too, and so is that of the
+            adapter of `ModelConfig.task_adapters`.
         on_progress: called after each tensor; in the last call both numbers are equal.
 
     Raises:
@@ -154,8 +157,11 @@ def load_weights(model: DecoderModel, directory: Path, on_progress: Progress | N
     directory = Path(directory)
     destinations = model.destinations()
     files = _checkpoint_files(directory)
-    if (adapters := model.config.task_adapters) is not None:
+    adapters = model.config.task_adapters
+    if isinstance(adapters, TaskAdapters):
         files = [AdaptedFile(file, adapters) for file in files]
+    elif adapters is not None:
+        files = merged_files(files, directory / adapters.path)
     files = [*files, *_projections(directory, destinations)]
     files += [_extra_file(directory, name) for name in model.config.extra_files]
     shards = [_read_header(file, destinations, model.destination_name) for file in files]

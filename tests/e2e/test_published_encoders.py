@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support import lora_adapters
 from support.pooling_models import (
     assert_vectors_close,
     make_pooling_model,
@@ -230,6 +231,44 @@ def test_the_tasks_of_jinas_own_files(task: str | None, tmp_path: Path) -> None:
         assert_vectors_close(pool(llm, PROMPTS, MEAN), means_of(merged), 1e-5)
     own, changed = (each.layers[1].mlp.fc2.weight for each in (model, merged))
     assert (task is None) == torch.equal(own, changed)
+
+
+V5: dict[str, Any] = {
+    "architectures": ["JinaEmbeddingsV5Model"],
+    "model_type": "jina_embeddings_v5",
+    "task_names": ["retrieval", "text-matching"],
+}
+"""The fields of jina-embeddings-v5 that transformers does not write."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [("qwen3", None), slow("qwen3", "text-matching"), ("eurobert", "text-matching")],
+)
+@torch.inference_mode()
+def test_the_tasks_of_jina_embeddings_v5(kind: str, task: str | None, tmp_path: Path) -> None:
+    """Its decoder attends to what is before a token, its encoder to the whole text."""
+    model = make_pooling_model(kind, "Model", tmp_path)
+    own = {} if kind == "qwen3" else {"is_decoder": False}
+    rewrite_config(tmp_path, **V5, **own)
+    shapes = lora_adapters.linear_modules(model)
+    adapters = {
+        name: lora_adapters.draw(shapes, seed) for seed, name in enumerate(V5["task_names"])
+    }
+    for name, tensors in adapters.items():
+        lora_adapters.write(tmp_path / "adapters" / name, tensors)
+    merged = lora_adapters.merged(model, adapters[task or "retrieval"], 2.0)
+    states = [merged(torch.tensor([each])).last_hidden_state[0, -1] for each in PROMPTS]
+    overrides = {} if task is None else {"jina_task": task}
+    last = Pooling(PoolingType.LAST, normalize=False)
+    with LLM(str(tmp_path), **OPTIONS, hf_overrides=overrides) as llm:
+        info = llm.front_end.info.pooling
+        assert (info.pooling_type, info.normalize, info.generates) == ("LAST", True, False)
+        assert_vectors_close(pool(llm, PROMPTS, last), states, 1e-5)
+        llm.sleep(level=2)
+        llm.wake_up()
+        llm.collective_rpc("reload_weights")
+        assert_vectors_close(pool(llm, PROMPTS, last), states, 1e-5)
 
 
 @pytest.mark.parametrize(("heads", "gate"), [(12, "geglu"), slow(4, "geglu"), slow(4, "reglu")])

@@ -25,18 +25,16 @@ _MATRICES = tuple(f".parametrizations.weight.0.lora_{each}" for each in "AB")
 _TABLES = "embeddings."
 
 
-class AdaptedFile:
-    """One file; see `checkpoint.CheckpointFile`. Its weights are those with the chosen adapters.
+class WrappedFile:
+    """A file some of whose weights are other ones; see `checkpoint.CheckpointFile`.
 
     Args:
         file: the file.
-        adapters: which adapters it has.
     """
 
-    def __init__(self, file: CheckpointFile, adapters: TaskAdapters) -> None:
+    def __init__(self, file: CheckpointFile) -> None:
         self.path = file.path
         self._file = file
-        self._adapters = adapters
 
     @property
     def num_bytes(self) -> int:
@@ -53,16 +51,35 @@ class AdaptedFile:
     def __exit__(self, *error: Any) -> None:
         self._file.__exit__(*error)
 
+    def kinds(self) -> Mapping[str, str]:
+        return self._file.kinds()
+
+    def read_packed(self, name: str, matrix: PackedTarget) -> None:
+        self._file.read_packed(name, matrix)
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._file.shapes()
+
+
+class AdaptedFile(WrappedFile):
+    """One file. Its weights are those with the chosen adapters.
+
+    Args:
+        file: the file.
+        adapters: which adapters it has.
+    """
+
+    def __init__(self, file: CheckpointFile, adapters: TaskAdapters) -> None:
+        super().__init__(file)
+        self._adapters = adapters
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {
             _weight_of(name): shape
             for name, shape in self._shapes.items()
             if not name.endswith(_MATRICES)
         }
-
-    @cached_property
-    def _shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._file.shapes()
 
     def check(self, name: str) -> None:
         if name in self._shapes:
@@ -88,12 +105,6 @@ class AdaptedFile:
         if _TABLES in module:
             return (count, rows, rank), (count, rank, columns)
         return (count, rank, columns), (count, rows, rank)
-
-    def kinds(self) -> Mapping[str, str]:
-        return self._file.kinds()
-
-    def read_packed(self, name: str, matrix: PackedTarget) -> None:
-        self._file.read_packed(name, matrix)
 
     @contextmanager
     def tensor(self, name: str) -> Iterator[Tensor]:

@@ -177,6 +177,7 @@ JINA = {
     "type_vocab_size": 1,
     "lora_adaptations": ["x", "y"],
 }
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 ALIBI = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 CODE = {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}
 T5 = {"d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 96}
@@ -204,6 +205,12 @@ CLASSIFIER = "ModernBertForSequenceClassification"
             JINA | {"default_task": "z"},
             "'z' is none of lora_adaptations: 'x',",
         ),
+        ("JinaEmbeddingsV5Model", {"jina_task": "z"}, "'z' is none of task_names: 'retrieval', 't"),
+        ("JinaEmbeddingsV5Model", {"jina_task": "z", "task_names": []}, "of task_names: none"),
+        ("JinaEmbeddingsV5Model", {"jina_task": 3}, "'jina_task' must be a string, not 3"),
+        ("JinaEmbeddingsV5Model", {"task_names": "z"}, "'task_names' must be a list of strings"),
+        ("JinaEmbeddingsV5Model", {"is_decoder": 1}, "'is_decoder' must be"),
+        ("JinaEmbeddingsV5Model", {"quantization_config": FP8}, "with adapters for tasks are not"),
         ("XLMRobertaModel", JINA | {"rotary_emb_base": None}, "'rotary_emb_base' is missing"),
         ("JinaBertModel", {}, "position_embedding_type 'absolute' is not supported"),
         ("JinaBertModel", ALIBI | {"feed_forward_type": "original"}, "'original' is not supported"),

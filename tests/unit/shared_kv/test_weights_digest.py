@@ -190,6 +190,19 @@ def test_a_further_config_and_further_weights_change_the_digest(checkpoint: Path
     assert len(set(digests)) == 4
 
 
+def test_adapters_for_tasks_belong_to_the_weights(checkpoint: Path) -> None:
+    digests = [digest_of(checkpoint)]
+    adapter = checkpoint / "adapters" / "retrieval"
+    adapter.mkdir(parents=True)
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (adapter / name).write_bytes(OTHERS[name])
+        assert known_digest(checkpoint) is None
+        digests.append(digest_of(checkpoint))
+    assert len({*digests}) == 3
+    changed(adapter / "adapter_model.safetensors", b"another one")
+    assert known_digest(checkpoint) is None
+
+
 @pytest.mark.parametrize("index", [b"", b"[" * 10**5, b"[]", b'{"weight_map": [1]}', b"\xff"])
 def test_a_damaged_index_lists_nothing(index: bytes, checkpoint: Path) -> None:
     (checkpoint / "model.safetensors.index.json").write_bytes(index)
