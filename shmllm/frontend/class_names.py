@@ -1,4 +1,4 @@
-"""Names the classes that options hold, as an engine imports them by name."""
+"""Names the classes that options hold, as an engine finds them by these names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def name_class(given: Any, multiprocess: bool) -> Any:
         multiprocess: whether the engine is another process.
 
     Raises:
-        EngineStartError: an engine could not import the class by its name.
+        EngineStartError: an engine could neither import nor unpickle the class.
     """
     return name_of(given, own_process=not multiprocess) if isinstance(given, type) else given
 

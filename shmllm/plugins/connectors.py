@@ -7,7 +7,7 @@ from typing import Any
 from shmllm.errors import EngineStartError
 from shmllm.plugins.entry_points import CONNECTORS, Plugin, find_plugins, vllm_names
 from shmllm.plugins.kv_connector import KVConnector
-from shmllm.plugins.qualified_names import in_one_line, load_object
+from shmllm.plugins.qualified_names import in_one_line, load_object, shown
 
 
 def load_connector_class(name: str) -> type[KVConnector]:
@@ -23,7 +23,7 @@ def load_connector_class(name: str) -> type[KVConnector]:
         found: Any = load_object(name) if ":" in name else _load_plugin(name)
     if not isinstance(found, type) or not issubclass(found, KVConnector):
         raise EngineStartError(
-            f"kv_connector {name} is no subclass of {KVConnector.__module__}:KVConnector"
+            f"kv_connector {shown(name)} is no subclass of {KVConnector.__module__}:KVConnector"
         )
     return found
 

@@ -1,52 +1,75 @@
-"""Names of objects as "module:name", by which one process tells another what to import."""
+"""Names of objects as "module:name", by which one process tells another what to import.
+
+A class that no other process can import has a name of another kind, which contains the class: see
+`name_of`.
+"""
 
 from __future__ import annotations
 
+import pickle
 import sys
+from base64 import b64decode, b64encode
 from importlib import import_module
 from typing import Any
 
 from shmllm.errors import EngineStartError
 
 MAIN = "__main__"
+PICKLED = "pickle:"
+"""How the name of a class begins that contains the class itself."""
 
 
 def name_of(cls: type, *, own_process: bool) -> str:
-    """Return "module:name" of a class.
+    """Return "module:name" of a class, by which another process can import it.
+
+    If none can, because the class is the program's own or is defined inside a function, the name
+    is "pickle:name@DATA" with the class itself, pickled by cloudpickle.
 
     Args:
         cls: the class.
         own_process: whether this process itself will import it.
 
     Raises:
-        EngineStartError: no other process can import the class by a name.
+        EngineStartError: there is no such name, and the class cannot be pickled.
     """
     module, name = cls.__module__, cls.__qualname__
-    if "<locals>" in name:
-        raise EngineStartError(
-            f"{name} is defined inside a function, so an engine cannot import it; define it at the "
-            "top of a module"
-        )
-    if module == MAIN and not own_process:
-        raise EngineStartError(
-            f"{name} is defined in the program itself ({MAIN}), which an engine process cannot "
-            "import; put it into a module of its own, or pass multiprocess=False"
-        )
-    found: Any = sys.modules.get(module)
+    found: Any = sys.modules.get(module) if own_process or module != MAIN else None
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is not cls:
-        raise EngineStartError(f"{module}:{name} is not the name of {cls!r}, so none can import it")
-    return f"{module}:{name}"
+    return f"{module}:{name}" if found is cls else _pickled(cls)
+
+
+def _pickled(cls: type) -> str:
+    import cloudpickle  # type: ignore[import-untyped]  # takes 60 ms, and few programs need it
+
+    try:
+        data = b64encode(cloudpickle.dumps(cls)).decode()
+    except Exception as problem:
+        raise EngineStartError(
+            f"{cls.__qualname__} is defined in the program itself or inside a function, and "
+            f"cannot be pickled for an engine: {in_one_line(problem)}; put it into a module of "
+            "its own, or pass multiprocess=False"
+        ) from problem
+    return f"{PICKLED}{cls.__qualname__}@{data}"
+
+
+def shown(name: str) -> str:
+    """Return a name as messages have it: "__main__:name" for a pickled class."""
+    if not name.startswith(PICKLED):
+        return name
+    return f"{MAIN}:{name.removeprefix(PICKLED).partition('@')[0]}"
 
 
 def load_object(name: str) -> Any:
-    """Import the object that "module:name" names; "module.name" means the same.
+    """Import the object that "module:name" names; "module.name" means the same. A class in its own
+    name is made of it.
 
     Raises:
         EngineStartError: there is no such object, or the module cannot be imported. The message
             is one line.
     """
+    if name.startswith(PICKLED):
+        return _unpickled(name)
     module, colon, path = name.partition(":")
     if not colon:
         module, _, path = name.rpartition(".")
@@ -62,6 +85,16 @@ def load_object(name: str) -> Any:
             told += "; PYTHONPATH names the folders of modules, and PYTHONPATH=. this one"
         raise EngineStartError(f"{name} cannot be imported: {told}") from problem
     return found
+
+
+def _unpickled(name: str) -> Any:
+    try:
+        return pickle.loads(b64decode(name.rpartition("@")[2]))
+    except Exception as problem:
+        raise EngineStartError(
+            f"{shown(name)}, a class of the program itself, cannot be loaded in an engine: "
+            f"{in_one_line(problem)}"
+        ) from problem
 
 
 def in_one_line(problem: BaseException, most: int = 500) -> str:

@@ -18,7 +18,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.config.views import VllmConfigView
 from shmllm.errors import EngineStartError
 from shmllm.plugins.entry_points import vllm_names
-from shmllm.plugins.qualified_names import in_one_line, load_object
+from shmllm.plugins.qualified_names import in_one_line, load_object, shown
 from shmllm.worker.extension_adapters import AdapterMethods
 
 JOIN_S = 60
@@ -44,6 +44,7 @@ def extend(worker: Any, name: str, info: EngineInfo) -> list[str]:
     """
     with vllm_names():
         found = load_object(name)
+    name = shown(name)
     own = type(worker)
     if not isinstance(found, type):
         raise EngineStartError(f"worker_extension_cls {name} is no class")

@@ -16,7 +16,7 @@ from shmllm.config.views import VllmConfigView
 from shmllm.errors import EngineStartError
 from shmllm.plugins.entry_points import PROCESSORS, load_plugins, vllm_names
 from shmllm.plugins.logits_processor import LogitsProcessor
-from shmllm.plugins.qualified_names import in_one_line, load_object
+from shmllm.plugins.qualified_names import in_one_line, load_object, shown
 from shmllm.worker.arrays import IntArray
 from shmllm.worker.custom_processors import CustomProcessors, NamedProcessor
 
@@ -48,8 +48,11 @@ def load_processor_classes(names: Sequence[str]) -> tuple[ProcessorClasses, list
     for name in names:
         with vllm_names():
             found = load_object(name)
-        _check(name, found)
-        classes[name] = found
+        own = shown(name)
+        _check(own, found)
+        if name != own and own in classes:
+            raise EngineStartError(f"two logits processors are named {own}; rename one of them")
+        classes[own] = found
     return classes, problems
 
 

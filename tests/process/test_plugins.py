@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from shmllm import LLM, AsyncLLM, EngineStartError, RequestError, SamplingParams
 from shmllm.frontend.model_files import resolve_model
 from shmllm.models import registry
 from shmllm.plugins import entry_points
+from shmllm.plugins.logits_processor import BatchUpdate, LogitsProcessor
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -259,10 +261,6 @@ def test_a_family_of_another_package_is_found_before_config_json_is_read(
         LLM(str(other), **SMALL)
 
 
-class InThisFile:
-    """A class that an engine process cannot import, if this file is the program."""
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -279,12 +277,47 @@ def test_a_wrong_processor_is_refused_by_name(given: Any, message: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_a_class_that_no_engine_can_import_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Local:
-        pass
+def chooses(token: int) -> type[LogitsProcessor]:
+    """A class that an engine cannot import: each row's likeliest token is `token`."""
 
-    with pytest.raises(EngineStartError, match="Local is defined inside a function"):
-        LLM("tiny", **SMALL, logits_processors=[Local])
-    monkeypatch.setattr(InThisFile, "__module__", "__main__")
-    with pytest.raises(EngineStartError, match="InThisFile is defined in the program itself"):
-        LLM("tiny", **SMALL, logits_processors=[InThisFile])
+    class Chosen(LogitsProcessor):
+        def __init__(self, config: Any, device: Any, is_pinned: bool) -> None:
+            pass
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: BatchUpdate | None) -> None:
+            pass
+
+        def apply(self, logits: Any) -> Any:
+            logits[:, token] = 1000
+            return logits
+
+    return Chosen
+
+
+@pytest.mark.parametrize("module", [None, "__main__"])
+def test_classes_of_the_program_itself_are_sent(module: str | None) -> None:
+    own = chooses(7)
+    if module is not None:
+        own.__module__, own.__qualname__ = module, "Chosen"
+    with LLM("tiny", **SMALL, logits_processors=[own]) as llm:
+        ((output,),) = [each.outputs for each in llm.generate("a", params(), use_tqdm=False)]
+        assert list(output.token_ids) == [7] * 6
+        (name,) = llm.facts.logits_processors
+    assert name == f"__main__:{own.__qualname__}"
+
+
+def test_a_class_that_cannot_be_sent_is_refused() -> None:
+    class Locked(LogitsProcessor):
+        lock = threading.Lock()
+
+    with pytest.raises(EngineStartError, match=r"Locked .* cannot be pickled .*lock.*") as refusal:
+        LLM("tiny", **SMALL, logits_processors=[Locked])
+    assert "\n" not in str(refusal.value)
+
+
+def test_two_processors_of_one_name_are_refused() -> None:
+    with pytest.raises(EngineStartError, match="two logits processors are named"):
+        LLM("tiny", **SMALL, multiprocess=False, logits_processors=[chooses(1), chooses(2)])

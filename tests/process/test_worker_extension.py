@@ -233,12 +233,12 @@ def test_what_is_no_extension_is_one_error(
     assert "\n" not in str(error.value)
 
 
-def test_a_class_that_no_engine_can_import(start: Any) -> None:
+def test_a_class_of_the_program_itself_is_sent(start: Any) -> None:
     class Local:
-        pass
+        def twice(self, number: int) -> int:
+            return 2 * number
 
-    with pytest.raises(EngineStartError, match="defined inside a function"):
-        start(Local)
+    assert start(Local).collective_rpc("twice", args=(4,)) == [8]
 
 
 def test_unknown_methods_are_named_with_those_of_the_extension(start: Any) -> None:

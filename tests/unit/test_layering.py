@@ -43,7 +43,7 @@ RULES = {
     "shmllm.errors": Rule(),
     "shmllm.extras": Rule(),
     "shmllm.config": Rule("errors", lazy_packages="torch transformers"),
-    "shmllm.plugins": Rule("errors params", lazy="compat"),
+    "shmllm.plugins": Rule("errors params", lazy="compat", lazy_packages="cloudpickle"),
     "shmllm.params": Rule("errors outputs"),
     "shmllm.sigbus": Rule("errors", lazy_packages="numpy"),
     "shmllm.formats": Rule(
