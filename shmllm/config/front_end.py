@@ -157,7 +157,8 @@ class FrontEndConfig(Section):
     )
     profiler_config: dict[str, Any] | None = option(
         None,
-        'Where profiles are written: {"torch_profiler_dir": ...}.',
+        'Where profiles are written, and of which steps: {"torch_profiler_dir": ..., '
+        '"delay_iterations": 0, "max_iterations": 0}.',
         Free(),
         default_text="the working directory",
         flag="",

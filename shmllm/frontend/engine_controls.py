@@ -26,6 +26,7 @@ from shmllm.frontend.pausing import (
     resume,
     wake_up,
 )
+from shmllm.frontend.profiler_options import ProfilerSettings
 from shmllm.frontend.weight_controls import CALLED_BY_NAME, WeightControls
 from shmllm.frontend.weight_push import NamedTensors
 from shmllm.outputs.sleep_report import SleepReport
@@ -39,11 +40,11 @@ class EngineControls(WeightControls):
 
     Attributes:
         front_end: the parts that the tools of this package use directly.
-        profile_directory: where profiles are written; None: in the working directory.
+        profiles: the defaults of `start_profile`.
     """
 
     front_end: FrontEnd
-    profile_directory: str | None
+    profiles: ProfilerSettings
     _client: EngineClient
     _dispatcher: Dispatcher
 
@@ -111,19 +112,20 @@ class EngineControls(WeightControls):
 
         Args:
             profile_prefix: the prefix of the trace's file name.
-            delay_iterations: how many steps to skip first.
-            max_iterations: how many steps to record; 0 or None records all.
+            delay_iterations: how many steps to skip first; None: as `profiler_config` says.
+            max_iterations: how many steps to record, 0 for all; None: as `profiler_config` says.
 
         Returns:
             The path of the trace that will be written. Other ranks of the engine write theirs
             beside it, with "-rank1" and so on in the name, and other engines of a pool with their
             process ids.
         """
-        directory = os.path.abspath(self.profile_directory or os.getcwd())
+        own = self.profiles
+        directory = os.path.abspath(own.directory or os.getcwd())
         options = {
             "prefix": profile_prefix or "shmllm",
-            "delay": delay_iterations or 0,
-            "most": max_iterations or 0,
+            "delay": own.delay_iterations if delay_iterations is None else delay_iterations,
+            "most": own.max_iterations if max_iterations is None else max_iterations,
         }
         path: str = self._run_on_worker(RpcCall("start_profile", (directory,), options))
         return path

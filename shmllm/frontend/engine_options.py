@@ -242,16 +242,6 @@ def read_model_defaults(
     return own | overridden_defaults(overrides or {})
 
 
-def read_profiler_config(config: Mapping[str, Any] | None) -> str | None:
-    """The directory for profiles; None means the working directory at that time."""
-    if config is None:
-        return None
-    if not isinstance(config, Mapping) or config.get("profiler", "torch") != "torch":
-        raise TypeError(f"profiler_config is a dict with torch_profiler_dir, got {config!r}")
-    reject_unknown_options("profiler_config", config, ("profiler", "torch_profiler_dir"))
-    return config.get("torch_profiler_dir")
-
-
 def takes_llm_options(cls: type) -> type:
     """Give a class whose constructor takes `model` and `**options` the signature of all options,
     and list them in its docstring, so that `help` and completion show them."""

@@ -38,7 +38,6 @@ _METRICS = "`get_metrics` and `shmllm top` show what there is"
 ONLY_VALUES: dict[str, OnlyValues] = {
     "prefill_context_parallel_size": OnlyValues((1,), _WHOLE),
     "decode_context_parallel_size": OnlyValues((1,), _WHOLE),
-    "enable_expert_parallel": OnlyValues((False,), "ranks divide each expert"),
     "cpu_offload_gb": OnlyValues((0,), "weights are never offloaded"),
     "tokenizer_mode": OnlyValues(("auto", "hf"), "tokenizer.json is used"),
     "code_revision": OnlyValues((None,), "no code is downloaded"),
@@ -46,7 +45,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
     "enable_mm_embeds": OnlyValues((False,), "images are given as pixels"),
-    "disable_chunked_mm_input": OnlyValues((False,), "images are divided where the model allows"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
     "scheduler_cls": OnlyValues((None,), "there is one scheduler"),
     "nnodes": OnlyValues((1,), _ONE_MACHINE),
@@ -97,6 +95,8 @@ NO_EFFECT: dict[str, NoEffect] = {
     "enable_chunked_prefill": NoEffect(
         True, "long prompts are always chunked; results are the same"
     ),
+    "enable_expert_parallel": NoEffect(False, "ranks divide each expert; results are the same"),
+    "disable_chunked_mm_input": NoEffect(False, "images are divided where the model allows"),
     "prefix_caching_hash_algo": NoEffect("sha256", "there is one hash"),
     "enable_trace_replay": NoEffect(False, "trace_decode_token_ids need no option"),
     "fully_sharded_loras": NoEffect(False, "adapters are divided as their layers are"),

@@ -20,7 +20,6 @@ from shmllm.frontend.engine_controls import EngineControls
 from shmllm.frontend.engine_options import (
     read_attach_options,
     read_llm_options,
-    read_profiler_config,
     takes_llm_options,
 )
 from shmllm.frontend.engine_view import EngineView
@@ -31,6 +30,7 @@ from shmllm.frontend.io_processing import is_data, prompts_of, result_of
 from shmllm.frontend.model_files import loadable_name
 from shmllm.frontend.pooling_calls import PoolingCalls
 from shmllm.frontend.priorities import set_priorities
+from shmllm.frontend.profiler_options import read_profiler_config
 from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.replies.formats import ToolChoice
@@ -73,7 +73,7 @@ class LLM(EngineControls, PoolingCalls, TranscriptionCalls):
     def __init__(self, model: str = "tiny", **options: Any) -> None:
         front_end, engine = read_llm_options("LLM", model, options)
         pooler_config = PoolerConfig.make(front_end.pooler_config)
-        self.profile_directory = read_profiler_config(front_end.profiler_config)
+        self.profiles = read_profiler_config(front_end.profiler_config)
         self._tokenizer_name = str(front_end.tokenizer or front_end.model)
         progress = StartProgress(front_end.on_load_progress, front_end.on_capture_progress)
         self._use(FrontEnd.start(front_end, engine, progress))
@@ -103,7 +103,7 @@ class LLM(EngineControls, PoolingCalls, TranscriptionCalls):
         llm = cls.__new__(cls)
         front_end = read_attach_options("LLM.attach", options)
         pooler_config = PoolerConfig.make(front_end.pooler_config)
-        llm.profile_directory = read_profiler_config(front_end.profiler_config)
+        llm.profiles = read_profiler_config(front_end.profiler_config)
         llm._use(FrontEnd.attach(name, front_end))
         llm._use_pooling(pooler_config)
         llm._tokenizer_name = llm.facts.model_directory

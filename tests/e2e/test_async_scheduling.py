@@ -30,6 +30,7 @@ from shmllm import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from shmllm.frontend.profiler_options import ProfilerSettings
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -270,7 +271,7 @@ def test_calls_between_steps_change_no_token(
     pair: Pair, undisturbed: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for llm in pair:
-        monkeypatch.setattr(llm, "profile_directory", str(tmp_path))
+        monkeypatch.setattr(llm, "profiles", ProfilerSettings(str(tmp_path)))
         with slow_steps(llm):
             llm.enqueue(CODE, LONG)
             for _ in range(2):

@@ -25,6 +25,7 @@ from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
 from shmllm import LLM, CallError, EngineDeadError, EngineStartError, RequestError, SamplingParams
+from shmllm.frontend.profiler_options import ProfilerSettings
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -266,7 +267,7 @@ def kernels_in(path: Path) -> Counter[str]:
 def test_each_rank_writes_its_part_of_a_profile(
     llm: LLM, alone: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm, "profile_directory", str(tmp_path))
+    monkeypatch.setattr(llm, "profiles", ProfilerSettings(str(tmp_path)))
     llm.start_profile("mine", delay_iterations=2, max_iterations=3)
     assert tokens_of(llm) == tokens_of(alone)
     path = Path(llm.stop_profile())

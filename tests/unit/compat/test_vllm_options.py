@@ -107,6 +107,8 @@ def test_options_that_clients_always_pass_have_no_effect(caplog: pytest.LogCaptu
     assert caplog.text == ""
     assert check_foreign_options("LLM", {"enable_chunked_prefill": False}) == {}
     assert "long prompts are always chunked" in caplog.text
+    examples = {"enable_expert_parallel": True, "disable_chunked_mm_input": True}
+    assert check_foreign_options("LLM", examples) == {}
 
 
 def test_the_settings_of_graphs_reach_the_engine() -> None:

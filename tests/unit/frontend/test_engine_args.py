@@ -12,9 +12,10 @@ import torch
 
 from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError, SamplingParams
 from shmllm.engine.worker import METHODS
-from shmllm.frontend.engine_options import make_engine_config, read_profiler_config
+from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.foreign_options import FOREIGN_NAMES, TRANSLATED, check_foreign_options
 from shmllm.frontend.foreign_tables import NO_EFFECT, ONLY_VALUES
+from shmllm.frontend.profiler_options import ProfilerSettings, read_profiler_config
 from shmllm.frontend.speculative_options import SHORT_NAMES
 
 OWN = [
@@ -145,13 +146,22 @@ def test_unknown_options_are_returned():
 
 
 def test_profiler_config_gives_the_directory_of_traces(tmp_path):
-    assert read_profiler_config(None) is None
-    assert read_profiler_config({"profiler": "torch", "torch_profiler_dir": "x"}) == "x"
+    assert read_profiler_config(None) == ProfilerSettings()
+    given = {"profiler": "torch", "torch_profiler_dir": "x", "delay_iterations": 2}
+    assert read_profiler_config(given) == ProfilerSettings("x", 2)
+    with pytest.raises(EngineStartError, match=r"max_iterations .* got -1"):
+        read_profiler_config({"max_iterations": -1})
     for wrong in ("x", {"profiler": "cuda"}):
         with pytest.raises(TypeError, match="torch_profiler_dir"):
             read_profiler_config(wrong)
     with pytest.raises(TypeError, match="nearest option is 'torch_profiler_dir'"):
         read_profiler_config({"torch_profile_dir": "x"})
+
+
+def test_settings_of_profiles_without_effect_are_warnings(caplog):
+    read_profiler_config({"torch_profiler_with_stack": False, "torch_profiler_use_gzip": True})
+    (record,) = caplog.records
+    assert "torch_profiler_with_stack=False, torch_profiler_use_gzip=True has" in record.message
 
 
 def test_docs_vllm_md_lists_each_option():
