@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Self
 
 import shmllm.frontend.async_llm
+from shmllm.compat.vllm_engine_args import engine_options
 from shmllm.compat.vllm_names import (
     is_of_engine,
     known,
@@ -111,8 +112,14 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
     log_stats = False
     logger_manager = None
 
-    def __init__(self, model: str = "tiny", **options: Any) -> None:
-        super().__init__(**translate({"model": model, **options}))
+    def __init__(self, model: Any = "tiny", executor_class: Any = None, **options: Any) -> None:
+        super().__init__(**translate(engine_options(model, options)))
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: Any, **options: Any) -> Self:
+        """Starts an engine with the options of `EngineArgs.create_engine_config`. Other arguments
+        are ignored."""
+        return cls(**engine_options(vllm_config, options))
 
     @classmethod
     def from_engine_args(

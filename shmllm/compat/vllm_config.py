@@ -6,7 +6,7 @@ table in `frontend.foreign_tables` says which of them have an effect.
 
 from __future__ import annotations
 
-from enum import StrEnum, auto
+from enum import IntEnum, StrEnum, auto
 from typing import Any, ClassVar
 
 
@@ -66,6 +66,15 @@ class KVTransferConfig(Settings):
     kv_role = None
     kv_connector_extra_config: ClassVar[dict[str, Any]] = {}
     kv_connector_module_path = None
+
+
+class CompilationMode(IntEnum):
+    """vLLM's ways to compile a model, of which none has an effect."""
+
+    NONE = 0
+    STOCK_TORCH_COMPILE = 1
+    DYNAMO_TRACE_ONCE = 2
+    VLLM_COMPILE = 3
 
 
 class CompilationConfig(Settings):

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Self
 
 import shmllm.frontend.llm
-from shmllm.compat.vllm_engine_args import EngineArgs
+from shmllm.compat.vllm_engine_args import EngineArgs, engine_options
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_names import (
     conversation_options,
@@ -265,6 +265,12 @@ class LLMEngine(EngineView):
         """Starts an engine with these options. Other arguments have no effect: the option
         `stat_loggers` takes loggers, and `multiprocess` says where the engine runs."""
         return cls(LLM(**engine_args.llm_options()))
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: Any, **options: Any) -> Self:
+        """Starts an engine with the options of `EngineArgs.create_engine_config`. Other arguments
+        are ignored."""
+        return cls(LLM(**engine_options(vllm_config, options)))
 
     def add_request(
         self,

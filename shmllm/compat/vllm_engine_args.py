@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import shmllm.frontend.engine_args
 from shmllm.compat.vllm_cli_args import add_arguments
 from shmllm.compat.vllm_options import translate
 from shmllm.params.signatures import takes_fields_of
+from shmllm.params.unknown_options import reject_unknown_options
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,17 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class VllmConfig:
-    """The configuration of an engine."""
+    """The configuration of an engine.
+
+    Attributes:
+        engine_args: the options that it was made of, with which an engine is started.
+    """
 
     model_config: ModelConfig
     scheduler_config: SchedulerConfig
     cache_config: CacheConfig
     parallel_config: ParallelConfig
+    engine_args: EngineArgs = field(repr=False)
 
 
 @takes_fields_of(shmllm.frontend.engine_args.EngineArgs)
@@ -103,6 +110,7 @@ class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
             ParallelConfig(
                 self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size
             ),
+            self,
         )
 
     def create_model_config(self) -> ModelConfig:
@@ -112,3 +120,39 @@ class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
 
 class AsyncEngineArgs(EngineArgs):
     """The options of `AsyncLLM`; the same as those of `LLM`."""
+
+
+class Executor:
+    """Programs pass it to an engine beside a `VllmConfig`; an engine starts its processes."""
+
+    @staticmethod
+    def get_class(vllm_config: Any) -> type[Executor]:
+        """The executor of each configuration."""
+        return Executor
+
+
+_BESIDE_CONFIG = (
+    *("executor_class", "log_stats", "usage_context", "mm_registry", "use_cached_outputs"),
+    *("log_requests", "start_engine_loop", "stat_loggers", "client_addresses", "client_count"),
+    *("client_index", "multiprocess_mode", "enable_log_requests", "aggregate_engine_logging"),
+    "disable_log_stats",
+)
+
+
+def engine_options(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an engine from the arguments of its class.
+
+    Args:
+        model: the model, or a VllmConfig.
+        options: the other options; or `vllm_config`, and arguments of vLLM's class beside it, which
+            have no effect.
+
+    Raises:
+        TypeError: an argument beside a configuration is unknown.
+    """
+    config = options.get("vllm_config", model)
+    if not isinstance(config, VllmConfig):
+        return {"model": model, **options}
+    others = {name: value for name, value in options.items() if name != "vllm_config"}
+    reject_unknown_options("AsyncLLM", others, _BESIDE_CONFIG)
+    return config.engine_args.llm_options()

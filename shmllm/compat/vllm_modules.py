@@ -54,6 +54,8 @@ _LOGPROBS = "PromptLogprobs SampleLogprobs"
 _CONFIGS = "CacheConfig ModelConfig ParallelConfig SchedulerConfig VllmConfig"
 _METRICS = "Counter Gauge Histogram Metric Vector"
 _CLEANUP = "destroy_model_parallel destroy_distributed_environment cleanup_dist_env_and_memory"
+_ENCODED = "encode_image_base64 encode_image_url encode_audio_base64 encode_audio_url"
+_FETCHED = "fetch_image fetch_audio"
 _RANK = "LLM.collective_rpc(function), whose worker has a `rank`"
 
 _PROCESSORS = (
@@ -81,12 +83,13 @@ HOMES = {
     "MultiModalUUIDDict": "shmllm.compat.vllm_types:MultiModalDataDict",
     "TokenizerLike": "transformers:PreTrainedTokenizerBase",
     "RayPrometheusStatLogger": "shmllm.compat.vllm_names",
-    **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS}"),
-    **_at("shmllm.compat.vllm_config", f"{_SETTINGS} UsageContext"),
+    **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS} Executor"),
+    **_at("shmllm.compat.vllm_config", f"{_SETTINGS} UsageContext CompilationMode"),
     **_at("shmllm.compat.vllm_config", "KVTransferConfig WeightTransferConfig"),
     **_at("shmllm.trainer", f"{_TRAINER} {_REQUESTS} {_NCCL} {_IPC}"),
     "WeightTransferTrainerFactory": "shmllm.trainer",
     "LoRARequest": "shmllm.compat.vllm_lora",
+    **_at("shmllm.compat.vllm_media", f"{_ENCODED} {_FETCHED} convert_image_mode"),
     "FlexibleArgumentParser": "shmllm.compat.vllm_cli_args",
     "PoolingTask": "builtins:str",
     "SupportedTask": "builtins:str",
@@ -121,8 +124,8 @@ MODULES = {
     f"AsyncEngineArgs AsyncLLMEngine LLMEngine ModelRegistry {_OUTPUTS} "
     "__version__ __version_tuple__",
     "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode KVTransferConfig "
-    "WeightTransferConfig",
-    "vllm.config.compilation": "CompilationConfig CUDAGraphMode",
+    "WeightTransferConfig CompilationMode",
+    "vllm.config.compilation": "CompilationConfig CompilationMode CUDAGraphMode",
     "vllm.distributed": _CLEANUP,
     "vllm.distributed.device_communicators.pynccl": "PyNcclCommunicator",
     "vllm.distributed.parallel_state": _CLEANUP,
@@ -158,6 +161,8 @@ MODULES = {
     "vllm.model_executor.layers.quantization.fp8": "Fp8Config",
     "vllm.model_executor.model_loader.utils": "process_weights_after_loading",
     "vllm.model_executor.models": "ModelRegistry",
+    "vllm.multimodal.image": "convert_image_mode",
+    "vllm.multimodal.utils": f"{_ENCODED} {_FETCHED}",
     "vllm.outputs": f"{_OUTPUTS} LateChunk LateChunkingMetadata SamplingMask",
     "vllm.platforms": "current_platform",
     "vllm.plugins.io_processors": "IOProcessor",
@@ -174,9 +179,11 @@ MODULES = {
     "vllm.utils.network_utils": "get_ip get_open_port",
     "vllm.utils.print_utils": "print_embeddings",
     "vllm.v1.engine": "FinishReason",
-    "vllm.v1.engine.async_llm": "AsyncLLM",
+    "vllm.v1.engine.async_llm": "AsyncLLM AsyncEngineArgs StreamingInput",
     "vllm.v1.engine.exceptions": "EngineDeadError",
     "vllm.v1.engine.llm_engine": "LLMEngine",
+    "vllm.v1.executor": "Executor",
+    "vllm.v1.executor.abstract": "Executor",
     "vllm.v1.metrics.loggers": "StatLoggerBase",
     "vllm.v1.metrics.stats": "SchedulerStats IterationStats",
     "vllm.model_executor.models.deepseek_ocr": "NGramPerReqLogitsProcessor",
@@ -222,7 +229,8 @@ ABSENT = {
     "vllm.transformers_utils": "transformers.AutoConfig and AutoTokenizer",
     "vllm.usage": "no usage is reported",
     "vllm.v1.core": "the one scheduler has no interface; LLM.get_metrics shows its state",
-    "vllm.v1.executor": _OWN_PROCESSES,
+    "vllm.v1.executor.multiproc_executor": _OWN_PROCESSES,
+    "vllm.v1.executor.ray_executor": _OWN_PROCESSES,
     "vllm.v1.metrics.loggers.PrometheusStatLogger": "`shmllm engine start --metrics-port`",
     "vllm.v1.worker": "LLM.collective_rpc(function), whose first argument is the worker",
     "vllm.worker": "LLM.collective_rpc(function), whose first argument is the worker",

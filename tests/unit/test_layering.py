@@ -109,8 +109,9 @@ RULES = {
     ),
     "shmllm.compat": Rule(
         "errors frontend outputs params transfer",
+        packages="numpy",
         lazy="models",
-        lazy_packages="peft torch transformers trl",
+        lazy_packages="PIL peft torch transformers trl",
     ),
     "shmllm_kernels": Rule(),
     "shmllm_kernels.code_tables": Rule(),

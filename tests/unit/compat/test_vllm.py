@@ -109,7 +109,7 @@ def test_the_version_is_found_in_the_metadata() -> None:
         ("from vllm.entrypoints.openai.protocol import X", "nearest thing is: there is no server"),
         ("from vllm.sampling_params import GuidedDecodingParams", "is: StructuredOutputsParams"),
         ("from vllm import GuidedDecodingParams", "is: StructuredOutputsParams"),
-        ("from vllm.multimodal.utils import fetch_image", "prompts take PIL images, arrays"),
+        ("from vllm.multimodal.utils import fetch_video", "prompts take PIL images, arrays"),
         ("from vllm.assets.image import ImageAsset", "prompts take PIL images, arrays"),
         ("from vllm import SamplingParam", "nearest name is vllm.SamplingParams"),
         ("from vllm import BeamSearchParams", "name is vllm.sampling_params.BeamSearchParams"),

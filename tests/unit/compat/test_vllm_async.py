@@ -197,3 +197,29 @@ def test_a_priority_without_effect_is_a_warning(llm: Any, caplog: pytest.LogCapt
         assert "priority has no effect" in caplog.text
 
     run(main())
+
+
+def test_an_engine_starts_with_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in programs that derive a class of AsyncLLMEngine, or create the configuration first."""
+    seen: list[Any] = []
+    fake = FakeEngineClient(1)
+    monkeypatch.setattr(front_end, "start_engine", lambda *given: seen.append(given[1]) or fake)
+    shim.install()
+    try:
+        args = importlib.import_module("vllm").AsyncEngineArgs(model="tiny", max_num_seqs=3)
+        module = importlib.import_module("vllm.v1.engine.async_llm")
+        executor = importlib.import_module("vllm.v1.executor").Executor
+        config = args.create_engine_config()
+        own = {"executor_class": executor.get_class(config), "log_requests": False}
+        for start in (
+            lambda: module.AsyncLLM(vllm_config=config, log_stats=True, **own),
+            lambda: module.AsyncLLM(config, executor),
+            lambda: module.AsyncLLM.from_vllm_config(vllm_config=config, disable_log_stats=True),
+        ):
+            llm = start()
+            llm.shutdown()
+            assert seen.pop().scheduler.max_num_seqs == 3
+        with pytest.raises(TypeError, match="log_request'; the nearest option is 'log_requests'"):
+            module.AsyncLLM(vllm_config=config, log_request=True)
+    finally:
+        shim.uninstall()
