@@ -217,6 +217,18 @@ class LLM(shmllm.frontend.llm.LLM):
         """The engine's counters and gauges that vLLM has, too."""
         return as_metrics(super().get_metrics(), self.facts.model_directory)
 
+    def release_kv_cache_memory(self) -> None:
+        """Drops keys and values of an engine that sleeps at level 0, until
+        `wake_up(tags=["kv_cache"])`.
+
+        Raises:
+            RequestError: the engine is awake.
+        """
+        if not self.is_sleeping():
+            raise RequestError("release_kv_cache_memory needs an engine after sleep(level=0)")
+        self.sleep(level=1, mode="keep")
+        self.wake_up(["weights"])
+
     @property
     def runner_type(self) -> str:
         """As `model_config.runner_type`."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+from shmllm.errors import RequestError
 from shmllm.frontend.prompts import as_list
 from shmllm.params.template_kwargs import chat_options, with_template_kwargs
 
@@ -24,6 +25,7 @@ _NEUTRAL = {
 }
 
 
+_MASK = "prompt_is_token_ids"
 NUM_PRINTED = 4
 """How many numbers `print_embeddings` prints."""
 
@@ -85,11 +87,27 @@ def without_nones(prompts: Any) -> Any:
     prompt without images, from prompts that are mappings."""
     if isinstance(prompts, Mapping):
         items = prompts.items()
-        return {k: v for k, v in items if not (v is None or (isinstance(v, Mapping) and not v))}
+        given = {k: v for k, v in items if not (v is None or (isinstance(v, Mapping) and not v))}
+        return _without_mask(given) if _MASK in given else given
     is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
     if is_list and prompts and isinstance(prompts[0], Mapping):
         return [without_nones(prompt) for prompt in prompts]
     return prompts
+
+
+def _without_mask(prompt: dict[str, Any]) -> dict[str, Any]:
+    """A prompt of embeddings without the mask that says so of each position, and the placeholders.
+
+    Raises:
+        RequestError: the mask says that a position is a token.
+    """
+    mask, others = prompt[_MASK], prompt.keys() - {_MASK, "prompt_token_ids"}
+    if "prompt_embeds" not in others or len(mask) != len(prompt["prompt_embeds"]) or any(mask):
+        raise RequestError(
+            f"{_MASK} must be False for each row of 'prompt_embeds': a prompt has embeddings at "
+            "all positions, or token ids"
+        )
+    return {name: prompt[name] for name in others}
 
 
 def with_processor_kwargs(prompts: Any, mm_processor_kwargs: Any) -> Any:

@@ -26,13 +26,13 @@ class ModelConfigView:
         max_logprobs: the largest number of alternatives per position.
         seed: the seed of requests that have none.
         architecture, architectures: the architecture's name in config.json.
+        is_encoder_decoder: whether an encoder reads a part of each prompt.
+        is_multimodal_model: whether prompts may have images, sounds or videos.
     """
 
     tokenizer_mode = "auto"
     quantization = None
     trust_remote_code = False
-    is_encoder_decoder = False
-    is_multimodal_model = False
     skip_tokenizer_init = False
 
     def __init__(self, info: EngineInfo, model_defaults: Mapping[str, Any]) -> None:
@@ -42,6 +42,8 @@ class ModelConfigView:
         self.max_model_len = info.max_model_len
         self.max_logprobs, self.seed = info.max_logprobs, info.seed
         self.architecture, self.architectures = info.model_type, [info.model_type]
+        self.is_encoder_decoder = info.items.num_encoded > 0 or info.items.has_encoder_text
+        self.is_multimodal_model = bool({*info.items.modalities} - {"text"})
 
     @property
     def dtype(self) -> Any:
@@ -70,6 +72,24 @@ class ModelConfigView:
         config = self.hf_text_config
         own = getattr(config, "head_dim", None)
         return int(own or config.hidden_size // config.num_attention_heads)
+
+    def get_num_attention_heads(self, parallel_config: ParallelConfigView) -> int:
+        """The heads of a rank."""
+        total = self.hf_text_config.num_attention_heads
+        return int(total) // parallel_config.tensor_parallel_size
+
+    def get_total_num_kv_heads(self) -> int:
+        config = self.hf_text_config
+        return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+    def get_num_kv_heads(self, parallel_config: ParallelConfigView) -> int:
+        """The heads of keys and values of a rank; ranks may share one."""
+        return max(1, self.get_total_num_kv_heads() // parallel_config.tensor_parallel_size)
+
+    def get_sliding_window(self) -> int | None:
+        """The window in config.json, which need not be that of all layers; None: there is none."""
+        window = getattr(self.hf_text_config, "sliding_window", None)
+        return None if window is None else int(window)
 
     def get_total_num_hidden_layers(self) -> int:
         return int(self.hf_text_config.num_hidden_layers)
@@ -119,6 +139,7 @@ class CacheConfigView:
         num_gpu_blocks: the number of blocks, on a CPU as well.
         gpu_memory_utilization: the option; it has no effect on a CPU.
         enable_prefix_caching: whether requests reuse the blocks of equal prefixes.
+        cache_dtype: what keys and values are stored as.
         num_cpu_blocks: always 0.
     """
 
@@ -126,6 +147,7 @@ class CacheConfigView:
     num_gpu_blocks: int
     enable_prefix_caching: bool
     gpu_memory_utilization: float
+    cache_dtype: str
     num_cpu_blocks: int = 0
 
 
@@ -136,10 +158,12 @@ class SchedulerConfigView:
     Attributes:
         max_num_seqs: the largest number of requests in one step.
         max_model_len: the largest number of prompt and output tokens of one request.
+        policy: which requests come first, "fcfs" or "priority".
     """
 
     max_num_seqs: int
     max_model_len: int
+    policy: str
 
 
 @dataclass(frozen=True)
@@ -201,8 +225,9 @@ class VllmConfigView:
                 info.num_counted_blocks,
                 info.enable_prefix_caching,
                 info.gpu_memory_utilization,
+                info.kv_cache_dtype,
             ),
-            SchedulerConfigView(info.max_num_seqs, info.max_model_len),
+            SchedulerConfigView(info.max_num_seqs, info.max_model_len, info.scheduling_policy),
             ParallelConfigView(
                 info.num_processes,
                 info.num_processes * info.data_parallel_size,

@@ -192,6 +192,19 @@ def test_methods_of_workers_that_are_methods_of_the_engine(llm: Any) -> None:
     assert llm.collective_rpc("check_health") == [None]
 
 
+def test_keys_and_values_are_released_apart_from_the_weights(llm: Any) -> None:
+    greedy = shmllm.SamplingParams(temperature=0, max_tokens=4)
+    expected = llm.generate(PROMPTS[0], greedy, use_tqdm=False)[0].outputs[0].token_ids
+    with pytest.raises(RequestError, match=r"needs an engine after sleep\(level=0\)"):
+        llm.release_kv_cache_memory()
+    llm.sleep(level=0, mode="keep")
+    (request,) = llm.enqueue(PROMPTS[0], greedy)
+    llm.release_kv_cache_memory()
+    assert llm.wake_up(tags=["kv_cache"])
+    (output,) = llm.wait_for_completion(use_tqdm=False)
+    assert (output.request_id, output.outputs[0].token_ids) == (request, expected)
+
+
 def test_prompts_are_cut(llm: Any) -> None:
     def tokens(outputs: list[Any]) -> list[int]:
         return list(outputs[0].prompt_token_ids)

@@ -23,7 +23,7 @@ import shmllm
 from shmllm.compat import __main__ as compat_main
 from shmllm.compat import vllm as shim
 from shmllm.compat.vllm_modules import ABSENT, MODULES, UNUSABLE, describe_absent
-from shmllm.errors import ShmLLMError
+from shmllm.errors import RequestError, ShmLLMError
 
 
 @pytest.fixture
@@ -299,6 +299,20 @@ def test_keys_that_are_none_are_removed_from_prompts() -> None:
     assert names.without_nones([prompt, "text"]) == [{"prompt_token_ids": [1, 2]}, "text"]
     assert names.without_nones("text") == "text"
     assert names.without_nones([1, 2]) == [1, 2]
+
+
+def test_embeddings_may_have_a_mask_that_says_so() -> None:
+    names = importlib.import_module("shmllm.compat.vllm_names")
+    rows = torch.zeros(3, 4)
+    given = {"prompt_embeds": rows, "prompt_token_ids": [0, 1, 2]}
+    assert names.without_nones([given | {"prompt_is_token_ids": [False] * 3}]) == [
+        {"prompt_embeds": rows}
+    ]
+    for mask in ([False, True, False], [False]):
+        with pytest.raises(RequestError, match="prompt_is_token_ids must be False for each row"):
+            names.without_nones(given | {"prompt_is_token_ids": mask})
+    with pytest.raises(RequestError, match="prompt_is_token_ids must be"):
+        names.without_nones({"prompt_token_ids": [1], "prompt_is_token_ids": [True]})
 
 
 def test_processor_kwargs_replace_those_of_prompts() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import pytest
 import torch
 from support.fakes import info
 
-from shmllm.config.views import ParallelConfigView
+from shmllm.config.items import ItemInfo
+from shmllm.config.views import ModelConfigView, ParallelConfigView
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.model_files import resolve_model
 
@@ -93,6 +96,14 @@ def test_the_attributes_that_programs_for_vllm_read():
     assert num_layers == written["num_hidden_layers"]
     assert config.get_num_layers(ParallelConfigView(pipeline_parallel_size=num_layers)) == 1
     assert config.get_head_size() * written["num_attention_heads"] == written["hidden_size"]
+    heads = written["num_attention_heads"], written["num_key_value_heads"]
+    two = ParallelConfigView(tensor_parallel_size=2)
+    assert config.get_num_attention_heads(two) == heads[0] // 2
+    assert config.get_num_kv_heads(engine.parallel_config) == heads[1]
+    assert config.get_num_kv_heads(two) == max(1, heads[1] // 2)
+    assert config.get_sliding_window() is None
+    assert not config.is_multimodal_model
+    assert not config.is_encoder_decoder
     assert engine.vllm_config.model_config is config
     assert engine.cache_config.block_size == 4
     assert not engine.vllm_config.cache_config.enable_prefix_caching
@@ -100,6 +111,8 @@ def test_the_attributes_that_programs_for_vllm_read():
     assert config.embedding_size == written["hidden_size"]
     assert engine.get_num_unfinished_requests() == 3
     assert engine.scheduler_config.max_num_seqs == 8
+    assert engine.scheduler_config.policy == "fcfs"
+    assert engine.cache_config.cache_dtype == "float32"
     assert engine.parallel_config.world_size == 1
     assert engine.get_tokenizer() == engine.tokenizer == "tokenizer"
     assert engine.collective_rpc("x") == engine.model_executor.collective_rpc("x") == ["x"]
@@ -130,3 +143,18 @@ def test_adapters_are_those_of_the_llm():
     engine = EngineView(Host())
     assert (engine.add_lora("a"), engine.remove_lora(3), engine.pin_lora(4)) == ("a", -3, 4)
     assert engine.list_loras() == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("items", "reads", "encodes"),
+    [
+        (ItemInfo(modalities=("image", "video")), True, False),
+        (ItemInfo(modalities=("audio",), num_encoded=9), True, True),
+        (ItemInfo(modalities=("text",)), False, True),
+    ],
+)
+def test_the_model_says_what_its_prompts_may_have(
+    items: ItemInfo, reads: bool, encodes: bool
+) -> None:
+    config = ModelConfigView(replace(Host().facts, items=items), {})
+    assert (config.is_multimodal_model, config.is_encoder_decoder) == (reads, encodes)
