@@ -7,10 +7,12 @@ returns or raises; the others wait for that. This module knows nothing of traine
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, Protocol
 
 from shmllm import errors
@@ -33,6 +35,31 @@ CALLS = frozenset(_SHARED.split())
 """The methods of `LLM` that the first process makes for all."""
 
 _OF_PYTHON = {kind.__name__: kind for kind in (TypeError, ValueError, RuntimeError)}
+
+
+def is_launched(options: Mapping[str, Any]) -> bool:
+    """Whether options of an LLM name this backend, in a process of a launcher."""
+    return options.get("distributed_executor_backend") == BACKEND and "RANK" in os.environ
+
+
+def _join_default_group() -> None:
+    """Make the processes of the launcher torch.distributed's default group, as vLLM does,
+    unless they are one already."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+
+
+def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the engine of this process or of its group: without the backend, and with the
+    GPU that the launcher meant for the process."""
+    import torch
+
+    own = {name: options[name] for name in options if name != "distributed_executor_backend"}
+    gpu = int(os.environ.get("LOCAL_RANK", 0))
+    return {"device": f"cuda:{gpu}"} | own if 0 < gpu < torch.cuda.device_count() else own
 
 
 class Group(Protocol):
@@ -229,3 +256,18 @@ class SharedLLM:
 def _exhaust(pairs: Iterable[Any]) -> None:
     for _ in pairs:
         pass
+
+
+def shared_llm(options: Mapping[str, Any], make: Callable[..., Any]) -> SharedLLM | None:
+    """The LLM that processes of a launcher share, as many as the engine has ranks; None: each has
+    its own engine. The processes become torch.distributed's default group, as with vLLM.
+
+    Args:
+        options: of the engine.
+        make: makes the LLM of some options.
+    """
+    if not is_launched(options):
+        return None
+    _join_default_group()
+    size = prod(options.get(f"{each}_parallel_size") or 1 for each in ("tensor", "pipeline"))
+    return SharedLLM(TorchGroup(size), lambda: make(**own_options(options))) if size > 1 else None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from inspect import signature
 from itertools import count
 from typing import Any, Self
 
 import shmllm.frontend.llm
+from shmllm.compat.external_launcher import is_launched, own_options, shared_llm
 from shmllm.compat.vllm_engine_args import EngineArgs, engine_options
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_names import (
@@ -74,8 +76,15 @@ class LLM(shmllm.frontend.llm.LLM):
         request_counter: numbers for the ids of requests that the caller adds to `llm_engine`.
     """
 
+    def __new__(cls, model: str = "tiny", **options: Any) -> Self:
+        """With the backend "external_launcher", processes of a launcher such as torchrun share an
+        engine: see `SharedLLM`."""
+        shared: Any = shared_llm(options, partial(cls, model))
+        return super().__new__(cls) if shared is None else shared
+
     def __init__(self, model: str = "tiny", **options: Any) -> None:
-        super().__init__(**translate({"model": model, **options}))
+        given = own_options(options) if is_launched(options) else options
+        super().__init__(**translate({"model": model, **given}))
 
     def generate(
         self, prompts: Any, sampling_params: Any = None, *, use_tqdm: Any = True, **options: Any

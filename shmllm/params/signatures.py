@@ -30,6 +30,8 @@ def takes_fields_of(dataclass: Any, num_positional: int = 0) -> Callable[[_Class
 
     def decorate(cls: _Class) -> _Class:
         cls.__init__.__signature__ = signature  # type: ignore[misc]
+        if "__new__" in vars(cls):  # inspect looks there first
+            cls.__new__.__signature__ = signature  # type: ignore[attr-defined]
         return cls
 
     return decorate

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support import shared_engine_driver
-from support.programs import environment_of_test_files, kill, read_line
+from support.programs import environment_of_test_files, free_port, kill, read_line
 from support.variants import slow
 from support.waiting import PATIENCE_S
 
@@ -122,3 +122,38 @@ def test_a_process_waits_no_longer_than_the_deadline(tmp_path: Path) -> None:
         answer = processes.answer(OTHER)
         os.kill(processes.all[LEADER].pid, signal.SIGCONT)
     assert answer.startswith("EngineDeadError: process 0")
+
+
+LAUNCHED = """
+import torch.distributed as dist
+from shmllm.compat import vllm
+vllm.install()
+from vllm import LLM, SamplingParams
+llm = LLM(
+    "tiny", tensor_parallel_size=2, distributed_executor_backend="external_launcher",
+    kv_cache_memory_bytes=2**26,
+)
+(output,) = llm.generate(["import os"], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+print(dist.get_rank(), llm.engine_pid, list(output.outputs[0].token_ids))
+llm.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_for_vllm_under_a_launcher() -> None:
+    port = str(free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LAUNCHED],
+            stdout=subprocess.PIPE,
+            env=environment_of_test_files()
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    lines = [each.communicate(timeout=PATIENCE_S)[0].split(maxsplit=1) for each in processes]
+    assert [each.returncode for each in processes] == [0, 0]
+    assert [rank for rank, _ in lines] == ["0", "1"]
+    assert lines[0][1] == lines[1][1]

@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import shmllm
 from shmllm import EngineDeadError, EngineStartError, ShmLLMError
+from shmllm.compat import external_launcher, vllm_engine
 from shmllm.compat.external_launcher import CALLS, SharedLLM, TorchGroup
 
 PATIENCE_S = 60
@@ -187,3 +189,60 @@ def test_every_method_of_an_llm_is_shared_or_excluded() -> None:
 def test_a_method_that_is_excluded_has_an_error(llms: list[SharedLLM]) -> None:
     with pytest.raises(AttributeError, match=r"no LLM\.stream"):
         _ = llms[0].stream
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the groups that processes of a launcher form. This is the first process."""
+    sizes: list[int] = []
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(external_launcher, "_join_default_group", lambda: sizes.append(0))
+
+    def group(size: int) -> FakeGroup:
+        sizes.append(size)
+        return FakeGroup(queue.Queue(), leads=True)
+
+    monkeypatch.setattr(external_launcher, "TorchGroup", group)
+    return sizes
+
+
+SHARED = {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize(("stages", "size"), [(1, 2), (3, 6)])
+def test_processes_of_a_launcher_share_an_engine(
+    stages: int, size: int, joined: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def fake_init(llm: Any, model: str, **options: Any) -> None:
+        given.append((model, options))
+        llm.facts, llm.model_defaults, llm._client = None, {}, SimpleNamespace(pid=1)
+
+    monkeypatch.setattr(shmllm.LLM, "__init__", fake_init)
+    llm = vllm_engine.LLM("tiny", **SHARED, pipeline_parallel_size=stages, seed=1)
+    assert isinstance(llm, SharedLLM)
+    assert joined == [0, size]
+    ((_, options),) = given
+    assert options["tensor_parallel_size"] == 2
+    assert "distributed_executor_backend" not in options
+
+
+def test_a_process_of_a_launcher_has_an_engine_of_its_own(joined: list[int]) -> None:
+    alone = SHARED | {"tensor_parallel_size": None}
+    assert external_launcher.shared_llm(alone, FakeLLM) is None
+    assert joined == [0]
+
+
+def test_without_a_launcher_no_engine_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert external_launcher.shared_llm(SHARED, FakeLLM) is None
+
+
+def test_an_engine_begins_at_the_gpu_of_its_first_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert external_launcher.own_options(SHARED)["device"] == "cuda:2"
+    assert external_launcher.own_options(SHARED | {"device": "cpu"})["device"] == "cpu"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "device" not in external_launcher.own_options(SHARED)
