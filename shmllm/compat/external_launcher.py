@@ -7,6 +7,7 @@ returns or raises; the others wait for that. This module knows nothing of traine
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping
@@ -50,6 +51,15 @@ def _join_default_group() -> None:
 
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        atexit.register(_leave_groups)
+
+
+def _leave_groups() -> None:
+    """End the threads of the groups, which may abort the process if they are left."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
