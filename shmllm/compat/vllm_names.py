@@ -49,6 +49,13 @@ def get_open_port() -> int:
         return int(server.getsockname()[1])
 
 
+def hf_api() -> Any:
+    """A client of the Hugging Face hub, by which programs download models and adapters."""
+    from huggingface_hub import HfApi
+
+    return HfApi()
+
+
 def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:
     """Prints the first numbers of a vector, and how many it has."""
     first = ", ".join(map(str, embeds[:NUM_PRINTED]))

@@ -111,7 +111,7 @@ RULES = {
         "errors frontend outputs params transfer",
         packages="numpy",
         lazy="models",
-        lazy_packages="PIL peft torch transformers trl",
+        lazy_packages="PIL huggingface_hub peft torch transformers trl",
     ),
     "shmllm_kernels": Rule(),
     "shmllm_kernels.code_tables": Rule(),

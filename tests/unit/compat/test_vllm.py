@@ -203,6 +203,7 @@ def test_helpers_of_programs(capsys: pytest.CaptureFixture[str]) -> None:
     port = vllm.utils.network_utils.get_open_port()
     with socket.create_server(("127.0.0.1", port)):
         assert vllm.utils.network_utils.get_open_port() != port
+    assert callable(vllm.transformers_utils.repo_utils.hf_api().snapshot_download)
 
 
 @pytest.mark.usefixtures("installed")
