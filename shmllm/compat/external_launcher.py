@@ -24,7 +24,7 @@ BACKEND = "external_launcher"
 """The value of vLLM's option `distributed_executor_backend`."""
 
 _SHARED = """
-    abandon_weight_update add_lora apply_model beam_search chat classify collective_rpc
+    abandon_weight_update add_lora align apply_model beam_search chat classify collective_rpc
     compute_weight_checksums embed encode enqueue finish_weight_update generate
     get_default_sampling_params get_metrics get_tokenizer get_weight_version get_world_size
     health is_paused is_sleeping list_loras pause_generation pin_lora remove_lora
