@@ -45,6 +45,8 @@ from shmllm.models.vision.deepseek_ocr import DeepseekOcr
 from shmllm.models.vision.deepseek_ocr2 import DeepseekOcr2
 from shmllm.models.vision.deepseek_vl2 import DeepseekVL2
 from shmllm.models.vision.deepseek_vl2_specs import DeepseekVL2Tower
+from shmllm.models.vision.dots_ocr import DotsOcr
+from shmllm.models.vision.dots_ocr_specs import DotsOcrTower
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
@@ -148,6 +150,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     PixtralTower: Pixtral,
     Glm4vTower: Glm4v,
     GlmOcrTower: GlmOcr,
+    DotsOcrTower: DotsOcr,
     HunYuanVLTower: HunYuanVL,
     KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,

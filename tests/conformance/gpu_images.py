@@ -127,6 +127,11 @@ MADE: dict[str, dict[str, Any]] = {
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "hunyuan_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "video_llama_3": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "dots_ocr": {
+        "vision": {"hidden_size": 32},
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
     "granite4_vision": {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
@@ -163,6 +168,7 @@ GRIDS: dict[str, list[Grid]] = {
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
     "hunyuan_vl": [(1, 4, 6), (1, 4, 2)],
     "video_llama_3": [(1, 2, 3), (1, 2, 1)],
+    "dots_ocr": [(1, 4, 6), (1, 4, 2)],
     "granite4_vision": [(3, 90, 64), (3, 90, 64)],
     "lfm3_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],

@@ -90,6 +90,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "lighton_ocr",
         "glm_ocr",
         "paddleocr_vl",
+        "dots_ocr",
         "got_ocr2",
         "granite_docling",
         "ovis2",

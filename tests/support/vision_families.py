@@ -577,6 +577,32 @@ FAMILIES = {
         chat="<|image_pad|>",
         processor=("VideoLlama3", "video_llama_3"),
     ),
+    "dots_ocr": _qwen(
+        "DotsOCR",
+        {},
+        {
+            "embed_dim": 32,
+            "hidden_size": TEXT["hidden_size"],
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "patch_size": 14,
+            "post_norm": True,
+            "rms_norm_eps": 1e-5,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 1,
+            "use_bias": False,
+        },
+        **CLIP_MEAN,
+        patch_size=14,
+        temporal_patch_size=1,
+        size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+    )._replace(
+        marks=(*_CHATML, "<|imgpad|>", "<|img|>", "<|endofimg|>"),
+        image="<|imgpad|>",
+        ids={"image_token_id": "<|imgpad|>"},
+        chat="<|img|><|imgpad|><|endofimg|>",
+    ),
     "hunyuan_vl": _qwen(
         "HunYuanVL",
         {

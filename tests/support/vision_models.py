@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from support import deepseek_vl2_model, published_deepseek
+from support import deepseek_vl2_model, dots_ocr_model, published_deepseek
 from support.kimi_files import save_published
 from support.one_thread import one_thread
 from support.torchvision_modules import import_without_torchvision
@@ -39,9 +39,11 @@ from shmllm.params.items import MODALITIES, Grid
 
 FIRST_MARK = 440
 """The id of a family's first mark. Those before it that stand for no byte are never used."""
-# transformers 5.24 lacks the model.
+# transformers 5.24 lacks these models.
 for _name in ("DeepseekVL2Config", "DeepseekVL2ForConditionalGeneration"):
     setattr(transformers, _name, getattr(deepseek_vl2_model, _name))
+transformers.DotsOCRConfig = dots_ocr_model.DotsOCRConfig
+transformers.DotsOCRForConditionalGeneration = dots_ocr_model.DotsOCRForCausalLM
 # Llama 4's class reads the attribute, which no class has, in transformers 5.24.
 transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 
@@ -84,7 +86,9 @@ ALIKE = (
 ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
-    if name.startswith(("exaone", "gemma4", "glm", "hunyuan", "hyper", "kimi", "lfm", "lighton"))
+    if name.startswith(
+        ("dots", "exaone", "gemma4", "glm", "hunyuan", "hyper", "kimi", "lfm", "lighton")
+    )
     or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen", "video"))
 )
 """Families whose tower takes images of any size."""

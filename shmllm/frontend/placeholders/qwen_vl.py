@@ -1,5 +1,5 @@
-"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5, 2.5-Omni, LFM3-VL and PaddleOCR-VL: a token for each square of
-merged patches of an image, or of a frame of a video."""
+"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5, 2.5-Omni, LFM3-VL, PaddleOCR-VL and dots.ocr: a token for each
+square of merged patches of an image, or of a frame of a video."""
 
 from __future__ import annotations
 
@@ -94,6 +94,19 @@ class VideoLlama3Placeholder(QwenVLPlaceholder):
     DEFAULT_MERGE: ClassVar[int] = 1
     TEXTS: ClassVar[TokenTexts] = QwenVLPlaceholder.TEXTS._replace(
         begin=("vision_start_token", ""), end=("vision_end_token", "")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DotsOcrPlaceholder(QwenVLPlaceholder):
+    """The defaults of vLLM's `DotsOCRConfig`, and the marks of its authors' chat template."""
+
+    AUTHOR: ClassVar[str] = "Qwen2-VL"
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151_665, 151_656)
+    TEXTS: ClassVar[TokenTexts] = QwenVLPlaceholder.TEXTS._replace(
+        image="<|imgpad|>",
+        begin=("vision_start_token", "<|img|>"),
+        end=("vision_end_token", "<|endofimg|>"),
     )
 
 

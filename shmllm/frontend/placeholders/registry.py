@@ -98,6 +98,7 @@ from shmllm.frontend.placeholders.qwen_omni import (
     Qwen3ASRPlaceholder,
 )
 from shmllm.frontend.placeholders.qwen_vl import (
+    DotsOcrPlaceholder,
     Lfm3VlPlaceholder,
     Lfm3VlVideoPlaceholder,
     PaddleOcrVlPlaceholder,
@@ -128,6 +129,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "DeepseekOcrForConditionalGeneration": (DeepseekOcrPlaceholder,),
     "DeepseekVLForConditionalGeneration": (DeepseekVLPlaceholder,),
     "DeepseekVLV2ForCausalLM": (DeepseekVL2Placeholder,),
+    "DotsOCRForCausalLM": (DotsOcrPlaceholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "FunAsrNanoForConditionalGeneration": (FunAsrPlaceholder,),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),

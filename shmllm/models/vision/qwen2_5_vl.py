@@ -8,14 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.models.layers import Storage
-from shmllm.models.tower import ACTIVATIONS, Tower
+from shmllm.models.tower import Tower
 from shmllm.models.vision.grids import Grid
-from shmllm.models.vision.squares import Rotation, attend_within, embed_patches
+from shmllm.models.vision.qwen_layers import EPS, GatedLayer
+from shmllm.models.vision.squares import Rotation, embed_patches
 from shmllm.models.vision.squares_specs import (
     Qwen2_5Tower,
 )
-
-_EPS = 1e-6
 
 
 class Qwen2_5(Tower):
@@ -30,10 +29,17 @@ class Qwen2_5(Tower):
             f"{at}patch_embed.proj", width, 3, spec.num_frames, size, size, bias=False
         )
         self._layers = [
-            _Layer(spec, f"{at}blocks.{layer}", self) for layer in range(spec.num_layers)
+            GatedLayer(
+                spec,
+                f"{at}blocks.{layer}",
+                self,
+                num_kv_heads=spec.num_kv_heads,
+                has_apart=spec.has_apart,
+            )
+            for layer in range(spec.num_layers)
         ]
         merged = width * spec.merge_size**2
-        self._norm = self.make_rms_norm(f"{at}merger.ln_q", width, _EPS)
+        self._norm = self.make_rms_norm(f"{at}merger.ln_q", width, EPS)
         self._up = self.make_dense(f"{at}merger.mlp.0", merged, merged)
         self._down = self.make_dense(f"{at}merger.mlp.2", behind or hidden_size, merged)
         self._last = self.make_dense("projector", hidden_size, behind) if behind else None
@@ -48,37 +54,6 @@ class Qwen2_5(Tower):
         merged = self._norm(x).view(-1, self._up.weight.shape[1])
         found = self._down(F.gelu(self._up(merged)))
         return found if self._last is None else self._last(found)
-
-
-class _Layer:
-    """One layer: attention and an MLP, each behind a norm."""
-
-    def __init__(self, spec: Qwen2_5Tower, prefix: str, tower: Tower) -> None:
-        width = spec.hidden_size
-        self._heads, self._kv_heads = spec.num_heads, spec.num_kv_heads
-        self._activation = ACTIVATIONS[spec.activation]
-        self._norms = [
-            tower.make_rms_norm(f"{prefix}.norm{number}", width, _EPS) for number in (1, 2)
-        ]
-        if spec.has_apart:
-            names = [f"{prefix}.attn.{name}" for name in "qkv"]
-            self._qkv = tower.make_joined(names, width, width)
-        else:
-            num_heads = spec.num_heads + 2 * (spec.num_kv_heads or spec.num_heads)
-            of_heads = width // spec.num_heads * num_heads
-            self._qkv = tower.make_dense(f"{prefix}.attn.qkv", of_heads, width)
-        self._out = tower.make_dense(f"{prefix}.attn.proj", width, width)
-        self._gate = tower.make_dense(f"{prefix}.mlp.gate_proj", spec.inner, width)
-        self._up = tower.make_dense(f"{prefix}.mlp.up_proj", spec.inner, width)
-        self._down = tower.make_dense(f"{prefix}.mlp.down_proj", width, spec.inner)
-
-    def __call__(self, x: Tensor, rotation: Rotation, windows: list[Tensor]) -> Tensor:
-        """Runs the layer: [patches, width] -> [patches, width]."""
-        qkv = self._qkv(self._norms[0](x))
-        read = attend_within(qkv, self._heads, rotation, windows, self._kv_heads)
-        x = x + self._out(read)
-        normed = self._norms[1](x)
-        return x + self._down(self._activation(self._gate(normed)) * self._up(normed))
 
 
 def windows_of(grid: Grid, merge_size: int, window: int, device: torch.device) -> list[Tensor]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from shmllm.models.rope_config import UNTIMED, VideoTimes
 from shmllm.models.vision.canvas import CanvasMarks
 from shmllm.models.vision.deepseek_vl2_specs import DeepseekVL2Tower
+from shmllm.models.vision.dots_ocr_specs import DotsOcrTower
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
 from shmllm.models.vision.granite4_vision_specs import Granite4VisionTower
 from shmllm.models.vision.grids import Grid
@@ -239,6 +240,7 @@ TowerSpec = (
     | PixtralTower
     | Glm4vTower
     | GlmOcrTower
+    | DotsOcrTower
     | HunYuanVLTower
     | KimiTower
     | Lfm2VlTower

@@ -344,6 +344,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "vision_use_head": False,
         },
     },
+    "DotsOCR": {
+        "architectures": ["DotsOCRForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "vision_config": {"model_type": "dots_vit"},
+    },
     "HunYuanVL": {
         "model_type": "hunyuan_vl",
         "vocab_size": 120818,
@@ -445,7 +456,7 @@ SmolVLM (2B), with fewer layers of text."""
 
 ALIKE = (
     *("AyaVision", "LightOnOcr", "GlmOcr", "PaddleOCRVL", "GotOcr2", "DeepseekOcr2"),
-    *("DeepseekOcr", "DeepseekVLV2"),
+    *("DeepseekOcr", "DeepseekVLV2", "DotsOCR"),
     *("HunYuanVL", "Lfm3Vl"),
 )
 

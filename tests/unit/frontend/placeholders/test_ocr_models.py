@@ -31,11 +31,14 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 )
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
 
 from shmllm.errors import EngineStartError, RequestError
 from shmllm.formats.image_settings import pixel_table
 from shmllm.frontend.items.registry import processors_of_model
 from shmllm.frontend.placeholders.hunyuan_vl import HunYuanVLPlaceholder
+from shmllm.frontend.placeholders.qwen_vl import DotsOcrPlaceholder
 
 Make = Callable[..., Any]
 PADDLE = ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
@@ -137,12 +140,39 @@ def hunyuan_vl(make_tokenizer: Make, directory: Path, **images: Any) -> Reader:
     return Reader(processor, ours, "System. {}Read it.")
 
 
+def dots_ocr(make_tokenizer: Make, directory: Path, **images: Any) -> Reader:
+    """The settings of dots.ocr, and its fields, which are not nested. vLLM reads pages with
+    Qwen2-VL's processor and this token of images."""
+    texts = DotsOcrPlaceholder.TEXTS
+    tokenizer = make_tokenizer(
+        ["<|user|>", "<|endofuser|>", texts.begin[1], texts.end[1], texts.image]
+    )
+    settings = {"min_pixels": 3136, "max_pixels": 11_289_600, "temporal_patch_size": 1} | images
+    pictures = Qwen2VLImageProcessorPil(**settings)
+    own = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2}
+    (directory / "preprocessor_config.json").write_text(json.dumps(own | settings))
+    tokenizer.save_pretrained(directory)
+    tokenizer.image_token = texts.image
+    processor = without_videos(Qwen2VLProcessor)(pictures, tokenizer, None)
+    config = {
+        "architectures": ["DotsOCRForCausalLM"],
+        "image_token_id": processor.image_token_id,
+        "vision_config": {"patch_size": 14, "spatial_merge_size": 2},
+    }
+    ours = processors_of_model(directory, config)["image"]
+    assert ours.mark == "<|img|><|imgpad|><|endofimg|>"
+    return Reader(processor, ours, "<|user|>{}Read it.<|endofuser|>")
+
+
 READERS: dict[str, Callable[..., Reader]] = {
+    "dots_ocr": dots_ocr,
     "hunyuan_vl": hunyuan_vl,
     "lighton_ocr": lighton_ocr,
     "glm_ocr": glm_ocr,
     "paddleocr_vl": paddleocr_vl,
 }
+IN_ROWS = ("hunyuan_vl", "paddleocr_vl")
+"""Models whose patches follow one another row by row, those of others square by square."""
 PAGES = [(900, 1200), (480, 97)]
 PAGES += map(slow, ((1654, 2339), (1700, 2200), (3000, 800), (2480, 3508)))
 SMALL = [(200, 90), (57, 171), (90, 400)]
@@ -175,19 +205,19 @@ def test_pages_are_those_of_transformers(
     ours, theirs = pixels(reader, item), np.asarray(expected["pixel_values"])
     if "image_grid_thw" in expected:
         assert np.asarray(expected["image_grid_thw"]).tolist() == [list(item.grid)]
-        theirs = picture(theirs, item.grid)
+        theirs = picture(theirs, item.grid, name in IN_ROWS)
     assert ours.tobytes() == theirs.reshape(ours.shape).tobytes()
 
 
-def picture(patches: np.ndarray, grid: tuple[int, int, int]) -> np.ndarray:
+def picture(patches: np.ndarray, grid: tuple[int, int, int], in_rows: bool) -> np.ndarray:
     """The planes, [3, height, width], of patches that follow one another row by row, or as flat
-    ones square by square, with two frames."""
+    ones square by square, with one frame or several."""
     _, rows, columns = grid
-    if (count := patches[0].size) in (3 * 14 * 14, 3 * 16 * 16):
-        side = 14 if count == 3 * 14 * 14 else 16
+    if in_rows:
+        side = 14 if patches[0].size == 3 * 14 * 14 else 16
         planes = patches.reshape(rows, columns, 3, side, side).transpose(2, 0, 3, 1, 4)
         return np.ascontiguousarray(planes).reshape(3, rows * side, columns * side)
-    split = patches.reshape(rows // 2, columns // 2, 2, 2, 3, 2, 14, 14)
+    split = patches.reshape(rows // 2, columns // 2, 2, 2, 3, -1, 14, 14)
     planes = split[:, :, :, :, :, 0].transpose(4, 0, 2, 5, 1, 3, 6)
     return np.ascontiguousarray(planes).reshape(3, rows * 14, columns * 14)
 

@@ -10,11 +10,57 @@ import pytest
 from transformers import GlmOcrConfig, GotOcr2Config, LightOnOcrConfig, PaddleOCRVLConfig
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.vision.dots_ocr_specs import DotsOcrTower
 from shmllm.models.vision.hunyuan_vl_specs import HunYuanVLTower
 from shmllm.models.vision.sam_specs import GotOcr2Tower
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.models.vision.squares_specs import GlmOcrTower, PaddleOcrVlTower, PixtralTower
 
+DOTS_OCR: dict[str, Any] = {
+    "architectures": ["DotsOCRForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "image_token_id": 151665,
+    "initializer_range": 0.02,
+    "intermediate_size": 8960,
+    "max_position_embeddings": 131072,
+    "max_window_layers": 28,
+    "model_type": "dots_ocr",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "video_token_id": 151656,
+    "vision_config": {
+        "attn_implementation": "flash_attention_2",
+        "embed_dim": 1536,
+        "gradient_checkpointing": False,
+        "hidden_size": 1536,
+        "init_merger_std": 0.02,
+        "initializer_range": 0.02,
+        "intermediate_size": 4224,
+        "is_causal": False,
+        "num_attention_heads": 12,
+        "num_channels": 3,
+        "num_hidden_layers": 42,
+        "patch_size": 14,
+        "post_norm": True,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 1,
+        "use_bias": False,
+    },
+    "vocab_size": 151936,
+}
 HUNYUAN_OCR: dict[str, Any] = {
     "architectures": ["HunYuanVLForConditionalGeneration"],
     "attention_bias": False,
@@ -347,6 +393,19 @@ def test_paddleocr_vl_ties_embeddings_as_transformers_does(
     tied = read(tmp_path, whole)[0].tie_word_embeddings
     theirs = PaddleOCRVLConfig(tie_word_embeddings=outer, text_config=dict(text))
     assert tied == theirs.tie_word_embeddings
+
+
+def test_files_of_dots_ocr_have_the_language_model_beside_vision_config(tmp_path: Path) -> None:
+    config, vision = read(tmp_path, DOTS_OCR)
+    assert (config.hidden_size, config.num_layers, config.vocab_size) == (1536, 28, 151_936)
+    assert not config.tie_word_embeddings
+    (rope,) = config.ropes
+    assert (rope.theta, rope.sections) == (1e6, ())
+    assert (vision.image_token, vision.has_axes, vision.video) == (151_665, False, None)
+    assert isinstance(vision.tower, DotsOcrTower)
+    assert vision.num_embeddings((1, 64, 48)) == 32 * 24
+    few = {"model_type": "dots_vit"}  # the defaults of vLLM's class are the published values
+    assert read(tmp_path, DOTS_OCR | {"vision_config": few, "image_token_id": None})[1] == vision
 
 
 def test_files_of_hunyuan_ocr_have_the_language_model_beside_vision_config(tmp_path: Path) -> None:

@@ -53,13 +53,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 PUBLISHED = {
     *(f"{name}ForConditionalGeneration" for name in ("KimiK25", "KimiVL")),
     *("HCXVisionV2ForCausalLM", "DeepseekOcrForConditionalGeneration"),
-    "DeepseekVLV2ForCausalLM",
+    *("DeepseekVLV2ForCausalLM", "DotsOCRForCausalLM"),
 }
 """Architectures that transformers does not have, of models that it has, or whose modules another
 one of its models has; see `test_kimi_files` and `test_tower_weights`."""
-LENT = {"UnlimitedOcrForConditionalGeneration", "DeepseekVL2ForConditionalGeneration"}
+LENT = {f"{name}ForConditionalGeneration" for name in ("UnlimitedOcr", "DeepseekVL2", "DotsOCR")}
 """The names of what stands for models that transformers does not have: the modules of another one,
-and `deepseek_vl2_model`."""
+`deepseek_vl2_model` and `dots_ocr_model`."""
 UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
 RETRIEVERS = {"ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"}

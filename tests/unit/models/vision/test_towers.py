@@ -41,6 +41,7 @@ GRIDS: dict[str, list[Grid]] = {
     "qwen2_vl": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "qwen2_5_vl": [(1, 4, 4), (1, 8, 10), (1, 6, 14), (1, 2, 2), (1, 10, 2), (1, 2, 12)],
     "exaone4_5": [(1, 6, 14), (1, 2, 12)],
+    "dots_ocr": [(1, 4, 6), (1, 2, 2), (1, 10, 16)],
     "video_llama_3": [(1, 4, 6), (1, 1, 1), (1, 13, 18), (1, 1, 40)],
     "hunyuan_vl": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "hyperclovax_vision_v2": [(1, 6, 14), (1, 2, 12)],
@@ -321,6 +322,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "video_llama_3",
         {"hidden_act": "gelu", "layer_norm_eps": 1e-3, "temporal_patch_size": 1}
         | {"rope_parameters": {"rope_type": "axial", "rope_theta": 50.0}},
+        {},
+    ),
+    "dots.ocr with biases, without a last norm, with other squares": (
+        "dots_ocr",
+        {"use_bias": True, "post_norm": False, "rms_norm_eps": 1e-3, "spatial_merge_size": 1}
+        | {"num_attention_heads": 4, "temporal_patch_size": 1},
         {},
     ),
     "HunyuanOCR with a smaller table and smaller squares": (
