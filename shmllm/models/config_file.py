@@ -13,9 +13,10 @@ from shmllm.errors import EngineStartError
 from shmllm.formats.draft_heads import in_terms_of_vllm
 from shmllm.formats.published import in_terms_of_transformers
 from shmllm.formats.thinker import thinker_of
-from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
+from shmllm.models.architectures import ARCHITECTURES
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.models.own_names import MODEL_TYPES, own_name
+from shmllm.models.text_models import TEXT_MODELS
 
 DTYPES = ("float32", "float16", "bfloat16")
 

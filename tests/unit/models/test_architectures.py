@@ -21,8 +21,9 @@ from support.pooling_models import RECIPES
 from support.reference_models import INDEXER, PHI4_TOWERS
 from support.variants import diagonal, slow
 
-from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
+from shmllm.models.architectures import ARCHITECTURES
 from shmllm.models.create import create_model
+from shmllm.models.text_models import TEXT_MODELS
 
 TOKENS = [int(token) for token in torch.randint(0, 97, (40,), generator=torch.manual_seed(3))]
 ROPE = {"rope_theta": 10000.0}
@@ -1413,7 +1414,7 @@ PUBLISHED = {
     *("Contriever", "DPRContextEncoder", "DPRQuestionEncoder", "HF_ColBERT"),
     *("GteNewModel", "NewModel", "VoyageQwen3BidirectionalEmbedModel", "BgeM3EmbeddingModel"),
     *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),
-    "Lfm2BidirP2ForTokenClassification",
+    *("Lfm2BidirP2ForTokenClassification", "JinaEmbeddingsV5Model"),
 }
 """Encoders under names that transformers has not, or without a suffix."""
 HEADS = {"dflash", "eagle", "medusa"}

@@ -18,9 +18,10 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from shmllm.errors import EngineStartError
-from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
+from shmllm.models.architectures import ARCHITECTURES
 from shmllm.models.config import ModelConfig
 from shmllm.models.own_names import STEMS
+from shmllm.models.text_models import TEXT_MODELS
 
 INCOMPLETE = {"gemma4_assistant"}
 """The families whose configuration has no valid defaults."""
@@ -45,6 +46,7 @@ IN_FILES = {
     *("PhiMoEForCausalLM", "LLaMAForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM"),
     *("DeciLMForCausalLM", "LlamaBidirectionalModel", "NewModel", "JinaBertModel"),
     *("Lfm2BidirP2ForTokenClassification", "Lfm2BidirectionalModel"),
+    "JinaEmbeddingsV5Model",
     *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "Step3p5ForCausalLM"),
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel", "BgeM3EmbeddingModel"),
     *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),

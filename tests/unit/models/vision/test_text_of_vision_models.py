@@ -12,8 +12,9 @@ from support.vision_families import FAMILIES
 from support.vision_models import VISION_FAMILIES, make_vision_model, prompt_types
 
 from shmllm.errors import EngineStartError
-from shmllm.models.architectures import ARCHITECTURES, TEXT_MODELS
+from shmllm.models.architectures import ARCHITECTURES
 from shmllm.models.registry import find_family
+from shmllm.models.text_models import TEXT_MODELS
 
 TOKENS = [int(token) for token in torch.randint(0, 440, (40,), generator=torch.manual_seed(3))]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
