@@ -1,5 +1,6 @@
 """Nemotron-H: each layer is one of Mamba 2, attention without rotation, an MLP of a squared ReLU
-without a gate, or experts of such, chosen by sigmoids, which may read a latent (Nemotron 3)."""
+without a gate, or experts of such, chosen by sigmoids, which may read a latent (Nemotron 3). The
+sizes of Puzzle's layers differ."""
 
 from __future__ import annotations
 
@@ -41,6 +42,16 @@ _FIELDS: Names = {
     "convolution_bias": ("use_conv_bias", True),
     "activation": ("mamba_hidden_act", "silu"),
 }
+_BLOCKS, _BLOCK_TYPE = "block_configs", "block_type"
+_OF_BLOCKS = {
+    MLP: {"intermediate_size"},
+    EXPERTS: {
+        *("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_group"),
+        *("moe_shared_expert_intermediate_size", "moe_latent_size", "topk_group"),
+        *("routed_scaling_factor", "norm_topk_prob"),
+    },
+}
+"""The fields that layers of Puzzle may have of their own, by their type."""
 _REFUSED = "sliding_window", "attention_bias", "tie_word_embeddings"
 _NAMES = {
     ".mamba.": ".mixer.",
@@ -56,20 +67,39 @@ def configure(fields: Fields) -> ModelConfig:
     for name in _REFUSED:
         if fields.values.get(name):
             raise fields.error(f"{name} {fields.values[name]!r} is not supported")
-    types, kinds = _read_types(fields), dict[str, LayerSpec]()
-    first, second = LayerNorms(before_mixer="norm"), LayerNorms(before_mlp="norm")
-    if LINEAR in types:
-        kinds[LINEAR] = LayerSpec(mixer=read_mamba2(fields, _FIELDS), mlp=None, norms=first)
-    if FULL in types:
-        attention = read_attention(fields, num_kv_heads=8, head_dim=128)
-        kinds[FULL] = LayerSpec(mixer=attention, mlp=None, norms=first)
-    if MLP in types:
-        kinds[MLP] = LayerSpec(mixer=None, mlp=_read_mlp(fields), norms=second)
-    if EXPERTS in types:
-        kinds[EXPERTS] = LayerSpec(mixer=None, mlp=_read_experts(fields), norms=second)
-    layers = [kinds[name] for name in types]
+    types = _read_types(fields)
+    layers = [
+        _read_layer(own, kind)
+        for own, kind in zip(_fields_of_layers(fields, types), types, strict=True)
+    ]
     model = read_model(fields, layers, read_positions(fields, 4096))
     return replace(model, norm=read_norm(fields, "layer_norm_epsilon", 1e-5))
+
+
+def _read_layer(fields: Fields, kind: str) -> LayerSpec:
+    first, second = LayerNorms(before_mixer="norm"), LayerNorms(before_mlp="norm")
+    if kind == LINEAR:
+        return LayerSpec(mixer=read_mamba2(fields, _FIELDS), mlp=None, norms=first)
+    if kind == FULL:
+        attention = read_attention(fields, num_kv_heads=8, head_dim=128)
+        return LayerSpec(mixer=attention, mlp=None, norms=first)
+    mlp = _read_mlp(fields) if kind == MLP else _read_experts(fields)
+    return LayerSpec(mixer=None, mlp=mlp, norms=second)
+
+
+def _fields_of_layers(fields: Fields, types: tuple[str, ...]) -> list[Fields]:
+    """Returns the fields of each layer: those of the model, or what ``block_configs`` of Puzzle has
+    for the layer in their place."""
+    blocks: Any = fields.values.get(_BLOCKS)
+    if blocks is None:
+        return [fields] * len(types)
+    layers = []
+    for index, (block, kind) in enumerate(zip(blocks, types, strict=True)):
+        own = {name: value for name, value in block.items() if value is not None}
+        if unknown := own.keys() - _OF_BLOCKS.get(kind, set()) - {_BLOCK_TYPE}:
+            raise fields.error(f"{min(unknown)!r} of layer {index} in {_BLOCKS!r} is not supported")
+        layers.append(fields.with_values(fields.values | own))
+    return layers
 
 
 def _read_mlp(fields: Fields) -> MLPSpec:
@@ -117,9 +147,15 @@ def _read_experts(fields: Fields) -> MoESpec | LatentExpertsSpec:
 
 
 def _read_types(fields: Fields) -> tuple[str, ...]:
-    """Returns ``layers_block_type``, ``layer_types``, or what ``hybrid_override_pattern`` says."""
+    """Returns the types in ``block_configs``, ``layers_block_type`` or ``layer_types``, or what
+    ``hybrid_override_pattern`` says."""
+    blocks: Any = fields.values.get(_BLOCKS)
     found: Any = fields.values.get("layers_block_type") or fields.values.get("layer_types")
-    if found is None:
+    if blocks is not None:
+        if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
+            raise fields.error(f"{_BLOCKS!r} must list an object for each layer")
+        found = [each.get(_BLOCK_TYPE) for each in blocks]
+    elif found is None:
         pattern = fields.text("hybrid_override_pattern")
         found = [_LETTERS.get(letter, letter) for letter in pattern]
     if not isinstance(found, list) or not 0 < len(found) <= MOST_LAYERS:

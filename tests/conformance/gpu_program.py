@@ -125,6 +125,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 48,
         "head_dim": 16,
     },
+    "nemotron_h_puzzle": {
+        "block_configs": [
+            {"block_type": "moe", "num_experts_per_tok": 3},
+            {"block_type": "attention"},
+            {"block_type": "moe", "moe_intermediate_size": 40, "moe_latent_size": 40},
+        ],
+        "n_routed_experts": 6,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 48,
+        "head_dim": 16,
+    },
     "zamba2": {"layers_block_type": ["hybrid", "hybrid"], "n_mamba_heads": 4, "adapter_rank": 8}
     | {"mamba_ngroups": 2, "mamba_d_state": 20, "num_key_value_heads": None, "use_mem_rope": True}
     | {"use_shared_attention_adapter": True, "rms_norm_eps": 30.0},
@@ -276,6 +287,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "internlm": {},
     "domyn_edge": {"position_layers": ["nope", "rope"], "head_sizes": [16, 8]}
     | {"window_sizes": [[-1, 0], [5, 0]]},
+    "pangu_embedded": {},
+    "teleflm": {"input_mult": 2.0, "output_mult": 3.0, "mup_scale_factor": 4.0},
     "telechat2": {"training_seqlen": 64, "ffn_hidden_size": 96},
     "internlm2": {},
     "bailing_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},

@@ -16,10 +16,17 @@ from support.remote_decoders import (
     InternLM2Config,
     InternLMConfig,
     OrionConfig,
+    PanguEmbeddedConfig,
     TeleChat2Config,
+    TeleFLMConfig,
 )
 from support.remote_families import DeciLMConfig, MiMoConfig, MiniCPMConfig
-from support.remote_mixtures import BailingMoeConfig, BailingMoeV2Config, DeepseekConfig
+from support.remote_mixtures import (
+    BailingMoeConfig,
+    BailingMoeV2Config,
+    DeepseekConfig,
+    NemotronHPuzzleConfig,
+)
 from torch import Tensor
 from transformers import (
     AfmoeConfig,
@@ -279,6 +286,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "nemotron": NemotronConfig,
     "nemotron_h": NemotronHConfig,
     "nemotron_3": NemotronHConfig,
+    "nemotron_h_puzzle": NemotronHPuzzleConfig,
     "olmo": OlmoConfig,
     "olmo2": Olmo2Config,
     "olmo3": Olmo3Config,
@@ -300,7 +308,9 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "starcoder2": Starcoder2Config,
     "step3p5": Step3p7TextConfig,
     "domyn_edge": DomynEdgeConfig,
+    "pangu_embedded": PanguEmbeddedConfig,
     "telechat2": TeleChat2Config,
+    "teleflm": TeleFLMConfig,
     "vaultgemma": VaultGemmaConfig,
     "xglm": XGLMConfig,
     "youtu": YoutuConfig,

@@ -20,7 +20,9 @@ from support.remote_decoders import (
     InternLM2Config,
     InternLMConfig,
     OrionConfig,
+    PanguEmbeddedConfig,
     TeleChat2Config,
+    TeleFLMConfig,
 )
 from support.remote_mixtures import BailingMoeConfig, BailingMoeV2Config, DeepseekConfig
 from support.scoring import choices
@@ -223,7 +225,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"position_layers": ["nope", "rope", "rope"], "head_sizes": [32, 16, 16]}
         | {"window_sizes": [[-1, 0], [48, 0], [48, 0]]},
     ),
+    "pangu_embedded": ("PanguEmbedded", {}),
     "telechat2": ("TeleChat2", {"ffn_hidden_size": 96}),
+    "teleflm": ("TeleFLM", {"input_mult": 2.0, "output_mult": 3.0, "mup_scale_factor": 4.0}),
     "internlm": ("InternLM", {"num_key_value_heads": 4}),
     "internlm2": ("InternLM2", {"bias": False}),
     "bailing_moe": (
@@ -539,7 +543,9 @@ DENSE = (
         "persimmon",
         "internlm",
         "domyn_edge",
+        "pangu_embedded",
         "telechat2",
+        "teleflm",
         "internlm2",
         "orion",
         "baichuan",
@@ -581,6 +587,7 @@ NOT_IN_GGUF = (
     *("bitnet", "internlm2"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
     *("baichuan", "baichuan_13b", "internlm", "bailing_moe", "telechat2", "domyn_edge"),
+    *("pangu_embedded", "teleflm"),
     *("aria", "axk1", "axk2", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
     *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
     *("persimmon", "phi4_multimodal", "zamba2"),
@@ -691,7 +698,7 @@ OTHERS = {
     for each in (
         *(BailingMoeConfig, BailingMoeV2Config, DeepseekConfig),
         *(InternLMConfig, InternLM2Config, OrionConfig, BaichuanConfig, TeleChat2Config),
-        DomynEdgeConfig,
+        *(DomynEdgeConfig, PanguEmbeddedConfig, TeleFLMConfig),
     )
 }
 """The configurations that transformers lacks."""

@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
@@ -246,6 +248,41 @@ class TeleChat2ForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         path.write_text(json.dumps(config | {"intermediate_size": 1}))
 
 
+class PanguEmbeddedConfig(InternLM2Config):
+    model_type = "PanguEmbedded"
+
+    num_key_value_heads: int = 8
+    max_position_embeddings: int = 32_768
+    rms_norm_eps: float = 1e-5
+    default_theta = 16e6
+
+
+class PanguEmbeddedForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+    config_class = PanguEmbeddedConfig
+
+
+class TeleFLMConfig(GraniteConfig):  # type: ignore[misc]
+    """Granite, whose factors of attention and layers are Llama's."""
+
+    model_type = "TeleFLM"
+
+    use_mup: bool = True
+    input_mult: float = 1.0
+    output_mult: float = 1.0
+    mup_scale_factor: float = 1.0
+
+    def __post_init__(self, **options: Any) -> None:
+        super().__post_init__(**options)
+        self.attention_multiplier = (self.hidden_size / self.num_attention_heads) ** -0.5
+        if self.use_mup:
+            self.embedding_multiplier = self.input_mult
+            self.logits_scaling = self.mup_scale_factor / self.output_mult
+
+
+class TeleFLMForCausalLM(GraniteForCausalLM):  # type: ignore[misc]
+    config_class = TeleFLMConfig
+
+
 class DomynEdgeConfig(Qwen3Config):  # type: ignore[misc]
     """Qwen 3 with a kind of positions, a window and a width of heads for each layer. Windows are
     equal, and so are the widths of layers that rotate."""
@@ -330,6 +367,8 @@ for _config, _model in (
     (BaichuanConfig, BaichuanForCausalLM),
     (TeleChat2Config, TeleChat2ForCausalLM),
     (DomynEdgeConfig, DomynEdgeForCausalLM),
+    (PanguEmbeddedConfig, PanguEmbeddedForCausalLM),
+    (TeleFLMConfig, TeleFLMForCausalLM),
 ):
     AutoConfig.register(_config.model_type, _config)
     AutoModelForCausalLM.register(_config, _model)

@@ -3,6 +3,7 @@ bring code of their own."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from transformers import (
     Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
 )
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHBlock
 from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
 from transformers.models.step3p7.modeling_step3p7 import Step3p7PreTrainedModel, Step3p7TextModel
 
@@ -167,6 +171,47 @@ def _apart(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"{prefix}.{expert}.{part}.weight", values.clone()
 
 
+class NemotronHPuzzleConfig(NemotronHConfig):  # type: ignore[misc]
+    """Nemotron-H whose layers have fields of their own."""
+
+    model_type = "nemotron_h_puzzle"
+
+    block_configs: list[dict[str, Any]] | None = None
+
+    def __post_init__(self, **options: Any) -> None:
+        assert self.block_configs is not None
+        kinds = {"mamba": "linear_attention", "attention": "full_attention"}
+        types = [each["block_type"] for each in self.block_configs]
+        self.layers_block_type = [kinds.get(each, each) for each in types]
+        super().__post_init__(**options)
+
+
+class NemotronHPuzzleForCausalLM(NemotronHForCausalLM):  # type: ignore[misc]
+    config_class = NemotronHPuzzleConfig
+
+    def __init__(self, config: NemotronHPuzzleConfig) -> None:
+        super().__init__(config)
+        assert config.block_configs is not None
+        for index, block in enumerate(config.block_configs):
+            own = copy.deepcopy(config)
+            for name, value in block.items():
+                setattr(own, name, value)
+            self.model.layers[index] = NemotronHBlock(own, index)
+        self.apply(self._init_weights)
+
+    def save_pretrained(self, directory: Path, **_: Any) -> None:
+        """Writes the names that the family's files have."""
+        tensors: dict[str, Tensor] = {}
+        for name, tensor in self.state_dict().items():
+            prefix, dot, kind = name.rpartition(".experts.")
+            if dot and tensor.ndim == 3:
+                for expert, rows in enumerate(tensor):
+                    tensors[f"{prefix}.experts.{expert}.{kind}.weight"] = rows.clone()
+            else:
+                tensors[name] = tensor.clone()
+        _write(self, directory, tensors)
+
+
 class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """The language model of Step 3.7 by itself, which is Step 3.5."""
 
@@ -204,6 +249,7 @@ for _config, _model in (
     (BailingMoeV2Config, BailingMoeV2ForCausalLM),
     (DeepseekConfig, DeepseekForCausalLM),
     (BailingMoeConfig, BailingMoeForCausalLM),
+    (NemotronHPuzzleConfig, NemotronHPuzzleForCausalLM),
 ):
     AutoConfig.register(_config.model_type, _config)
     AutoModelForCausalLM.register(_config, _model)

@@ -203,6 +203,13 @@ NEMOTRON_EXPERTS: dict[str, Any] = NEMOTRON | {
     "moe_shared_expert_intermediate_size": 36,
     "routed_scaling_factor": 1.5,
 }
+PUZZLE = [
+    {"block_type": "moe", "moe_intermediate_size": 40, "num_experts_per_tok": 4},
+    {"block_type": "mamba"},
+    {"block_type": "moe", "n_routed_experts": 4, "num_experts_per_tok": 1, "moe_latent_size": 20},
+    {"block_type": "attention"},
+    {"block_type": "mlp", "intermediate_size": 48},
+]
 LFM2: dict[str, Any] = {
     "layer_types": ["conv", FULL, "conv"],
     "block_ffn_dim_multiplier": 1.3,
@@ -509,6 +516,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"position_layers": ["nope", "rope", "rope", "nope"], "head_sizes": [16, 8, 8, 24]}
         | {"window_sizes": [[-1, 0], [5, 0], [5, 0], [-1, 0]], "num_hidden_layers": 4},
     ),
+    "pangu-embedded": ("pangu_embedded", {}),
+    "pangu-embedded-plain": ("pangu_embedded", {"bias": False, "tie_word_embeddings": True}),
+    "teleflm": ("teleflm", {"input_mult": 2.0, "output_mult": 3.0, "mup_scale_factor": 4.0}),
+    "teleflm-plain": ("teleflm", {"use_mup": False, "input_mult": 2.0, "mup_scale_factor": 4.0}),
     "telechat2": ("telechat2", {"tie_word_embeddings": False}),
     "telechat2-long": (
         "telechat2",
@@ -539,6 +550,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         NEMOTRON_EXPERTS | {"n_group": 3, "topk_group": 2, "norm_topk_prob": False},
     ),
     "nemotron-h-all-experts": ("nemotron_h", NEMOTRON_EXPERTS | {"num_experts_per_tok": 6}),
+    "nemotron-h-puzzle": ("nemotron_h_puzzle", NEMOTRON_EXPERTS | {"block_configs": PUZZLE}),
     "nemotron-h-latent": ("nemotron_h", NEMOTRON_EXPERTS | {"moe_latent_size": 20}),
     "nemotron-h-latent-biases": (
         "nemotron_h",
@@ -1482,6 +1494,8 @@ BFLOAT16 = [
     "mpt",
     "bailing-moe-all-experts",
     "domyn-edge",
+    "pangu-embedded",
+    "teleflm",
     "telechat2",
     "internlm",
     "internlm2",

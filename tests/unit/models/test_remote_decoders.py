@@ -284,12 +284,54 @@ def test_first_files_have_other_names(case: str, tmp_path: Path) -> None:
     assert replace(first, architecture=now.architecture) == now
 
 
-@pytest.mark.parametrize("name", ["AquilaForCausalLM", "TeleChat3ForCausalLM", "XverseForCausalLM"])
-def test_names_of_what_is_llama(name: str, tmp_path: Path) -> None:
-    own = "LlamaForCausalLM"
+SAME = {
+    **dict.fromkeys(("Aquila", "TeleChat3", "TeleFLM", "Xverse"), "Llama"),
+    "Param2MoE": "BailingMoeV2",
+}
+"""Names of what is another family; Tele-FLM is Llama without factors."""
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_names_of_what_is_another_family(name: str, tmp_path: Path) -> None:
+    name, own = f"{name}ForCausalLM", f"{SAME[name]}ForCausalLM"
     first, now = (read(tmp_path, STABLELM | {"architectures": [each]}) for each in (name, own))
     assert replace(first, architecture=own) == now
 
+
+PANGU: dict[str, Any] = {
+    "architectures": ["PanguEmbeddedForCausalLM"],
+    "bias": True,
+    "eos_token_id": 45892,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 12800,
+    "max_position_embeddings": 32768,
+    "model_type": "PanguEmbedded",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 16000000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 153376,
+}
+"""openPangu Embedded 7B."""
+
+
+def test_openpangu_as_its_authors_write_it(tmp_path: Path) -> None:
+    config = read(tmp_path, PANGU)
+    assert sizes_of(config) == (34, 32, 8, 128, 32768)
+    [attention] = set(config.attentions)
+    assert (attention.bias, attention.output_bias) == (True, True)
+    assert attention.rope is not None
+    assert (attention.rope.theta, config.norm.eps) == (16e6, 1e-5)
+    known = {"bias", "max_position_embeddings", "rms_norm_eps", "rope_theta"}
+    known |= {"num_key_value_heads", "tie_word_embeddings", "hidden_act"}
+    absent = {name: value for name, value in PANGU.items() if name not in known}
+    assert read(tmp_path, absent) == config
+
+
+TELEFLM = STABLELM | {"architectures": ["TeleFLMForCausalLM"], "use_mup": True}
 
 DOMYN: dict[str, Any] = {
     "architectures": ["DomynEdgeForCausalLM"],
@@ -345,6 +387,13 @@ def test_widths_of_the_heads_of_domyn_edge(widths: dict[str, Any], tmp_path: Pat
         ),
         (BAICHUAN | {"tie_word_embeddings": True}, "tie_word_embeddings true is not supported"),
         (BAICHUAN_13B | {"model_max_length": 2**30}, "'model_max_length'"),
+        (PANGU | {"param_sink_number": 128}, "param_sink_number 128 is not supported"),
+        (PANGU | {"is_causal": False}, "is_causal False is not supported"),
+        (PANGU | {"sandwich_norm": True}, "sandwich_norm True is not supported"),
+        (PANGU | {"qkv_bias": False}, "qkv_bias False is not supported; supported: True"),
+        (TELEFLM, "'output_mult' is missing"),
+        (TELEFLM | {"output_mult": 1.0}, "'mup_scale_factor' is missing"),
+        (TELEFLM | {"input_mult": 0}, "'input_mult' must be a positive number"),
         (TWO | {"attention_bias": True}, "attention_bias is not supported"),
         (TWO | {"position_layers": ["nope", "alibi"]}, "layer type 'alibi' is not supported"),
         (TWO | {"head_sizes": [64]}, "'head_sizes' must be a list for 2 layers"),
