@@ -147,7 +147,7 @@ class _Storages:
                 each.file_size for each in members if _STORAGE_MEMBER.fullmatch(each.filename)
             ]
 
-    def note(self, storage: torch.UntypedStorage, _location: str) -> torch.UntypedStorage:
+    def note(self, storage: torch.types.Storage, _location: str) -> torch.types.Storage:
         """Take a storage that torch has made, and leave it where it is, on the CPU."""
         self._noted.append(storage.nbytes())
         return storage
