@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.text_files import open_regular
 from shmllm.sigbus import bus_guard
 
 MAGIC = b"GGUF"
@@ -179,7 +180,7 @@ def read_header(path: Path) -> GgufHeader:
             type that is not supported. The message is one line.
     """
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise EngineStartError(f"{path} is empty; copy or download it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -6,6 +6,8 @@ import pickletools
 import zipfile
 from pathlib import Path
 
+from shmllm.formats.text_files import open_regular
+
 _MOST_BYTES = 100_000_000
 
 
@@ -19,7 +21,7 @@ def pickled_strings(path: Path) -> frozenset[str]:
         The strings; none if the file is missing, damaged or no such archive.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
             (member,) = (each for each in archive.infolist() if each.filename.endswith("data.pkl"))
             if member.file_size > _MOST_BYTES:
                 return frozenset()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.text_files import one_line
+from shmllm.formats.text_files import one_line, open_regular
 
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100_000_000
@@ -42,7 +42,7 @@ def read_header(path: Path) -> Header:
         EngineStartError: it is damaged.
     """
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
             if length > min(_MOST_HEADER_BYTES, os.fstat(file.fileno()).st_size):
                 raise ValueError(f"its header would have {length:,} bytes")

@@ -15,17 +15,31 @@ from typing import Any
 from shmllm.errors import EngineStartError
 
 
-def read_text(path: Path) -> str:
-    """Returns the UTF-8 text of a regular file. A pipe in its place would never end.
+def open_regular(path: Path) -> int:
+    """Opens a regular file to read it, and returns the descriptor. A pipe in its place would never
+    begin, or never end.
 
     Raises:
         OSError: there is no such file, it cannot be read, or it is no regular file.
-        ValueError: it is not UTF-8.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, encoding="utf-8") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
+
+
+def read_text(path: Path) -> str:
+    """Returns the UTF-8 text of a regular file.
+
+    Raises:
+        OSError: as `open_regular`.
+        ValueError: it is not UTF-8.
+    """
+    with open(open_regular(path), encoding="utf-8") as file:
         return file.read()
 
 

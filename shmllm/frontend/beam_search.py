@@ -34,6 +34,21 @@ def score_of(sequence: BeamSearchSequence, length_penalty: float) -> float:
     return float(sequence.cum_logprob / max(len(sequence.logprobs), 1) ** length_penalty)
 
 
+def _check_scores(mode: str, params: BeamSearchParams) -> None:
+    """Raise RequestError if an engine with this `logprobs_mode` reports other numbers than the
+    log-probabilities of all tokens, of which scores are the sums."""
+    if mode == "raw_logprobs":
+        return
+    is_plain = params.allowed_token_ids is None and params.structured_outputs is None
+    if mode == "processed_logprobs" and is_plain and not params.temperature:
+        return
+    only_when = ", or beams without temperature and constraints" if "logprobs" in mode else ""
+    raise RequestError(
+        f"beam_search sums log-probabilities, of which the engine's logprobs_mode={mode!r} reports "
+        f"others: it needs 'raw_logprobs'{only_when}"
+    )
+
+
 @dataclass(slots=True)
 class _Beam:
     """
@@ -121,8 +136,9 @@ class BeamSearch:
         params: the parameters of the search.
 
     Raises:
-        RequestError: the engine's `max_logprobs` is less than the search needs, or the tokens of a
-            prompt attend to those behind them.
+        RequestError: the engine's `max_logprobs` is less than the search needs, its `logprobs_mode`
+            has other numbers than scores are made of, or the tokens of a prompt attend to those
+            behind them.
     """
 
     def __init__(self, front_end: FrontEnd, params: BeamSearchParams) -> None:
@@ -134,6 +150,7 @@ class BeamSearch:
                 "beam_search is not possible for this model: it puts tokens behind prompts, and "
                 "prompts attend to all of themselves"
             )
+        _check_scores(info.logprobs_mode, params)
         num_alternatives = min(2 * params.beam_width, info.vocab_size)
         if num_alternatives > info.max_logprobs:
             raise RequestError(
@@ -159,6 +176,7 @@ class BeamSearch:
         """
         params = SamplingParams(
             max_tokens=1,
+            temperature=self._params.temperature,
             structured_outputs=self._params.structured_outputs,
             allowed_token_ids=self._params.allowed_token_ids,
         )

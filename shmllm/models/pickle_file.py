@@ -13,6 +13,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -32,6 +33,9 @@ _LONGEST_REASON = 200
 _UNPICKLER_REASON = re.compile(r"(?:WeightsUnpickler error: |Trying to load )([^\n]*)")
 """What is wrong, in a message whose other sentences advise to run the file's code."""
 
+_STORAGE_MEMBER = re.compile(r"[^/]+/data/[^/]+")
+"""The names of an archive's members with the memory of tensors."""
+
 
 class PickleFile(UnchangedFile):
     """One file; see `checkpoint.CheckpointFile`.
@@ -49,11 +53,13 @@ class PickleFile(UnchangedFile):
 
     def _open(self) -> None:
         try:
-            self._is_mapped = _is_mappable(self.path)
+            storages = _Storages(self.path)
+            self._is_mapped = storages.are_mappable
             found = torch.load(
-                str(self.path), map_location="cpu", weights_only=True, mmap=self._is_mapped
+                str(self.path), map_location=storages.note, weights_only=True, mmap=self._is_mapped
             )
-        except OSError:
+            storages.check()
+        except (OSError, EngineStartError):
             raise
         except pickle.UnpicklingError as error:
             reason = _UNPICKLER_REASON.search(str(error))
@@ -118,12 +124,47 @@ class PickleFile(UnchangedFile):
             release_pages(tensor)
 
 
-def _is_mappable(path: Path) -> bool:
-    """Whether a file is an archive with its members as they are, not compressed."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return all(each.compress_type == zipfile.ZIP_STORED for each in archive.infolist())
+class _Storages:
+    """The memory of a file's tensors. torch believes the sizes in the pickle, and would read on
+    behind a member that has fewer bytes.
+
+    Attributes:
+        are_mappable: the file is an archive with its members as they are, not compressed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_archive = zipfile.is_zipfile(path)
+        self._noted: list[int] = []
+        self._sizes: list[int] = []
+        self.are_mappable = False
+        if self._is_archive:
+            with zipfile.ZipFile(path) as archive:
+                members = archive.infolist()
+            kept = [each for each in members if each.compress_type == zipfile.ZIP_STORED]
+            self.are_mappable = len(kept) == len(members)
+            self._sizes = [
+                each.file_size for each in members if _STORAGE_MEMBER.fullmatch(each.filename)
+            ]
+
+    def note(self, storage: torch.types.Storage, _location: str) -> torch.types.Storage:
+        """Take a storage that torch has made, and leave it where it is, on the CPU."""
+        self._noted.append(storage.nbytes())
+        return storage
+
+    def check(self) -> None:
+        """Raise EngineStartError if the members have less than the storages."""
+        if not self._is_archive:
+            return
+        missing = sum(self._noted) - sum(self._sizes)
+        pairs = zip_longest(
+            sorted(self._noted, reverse=True), sorted(self._sizes, reverse=True), fillvalue=0
+        )
+        if any(needed > size for needed, size in pairs):
+            raise EngineStartError(
+                f"{self._path} is damaged: its tensors need {missing:,} bytes more than it has; "
+                "copy or download it again"
+            )
 
 
 def find_pickles(directory: Path) -> list[PickleFile]:

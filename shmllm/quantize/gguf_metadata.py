@@ -52,7 +52,7 @@ def find_gguf_family(config: ModelConfig) -> tuple[str, GgufFamily]:
     """
     found = family_of_class(config.architecture, bool(config.mixtures))
     if found is None:
-        known = [name for _, family in written_families() for name in family.classes]
+        known = dict.fromkeys(name for _, family in written_families() for name in family.classes)
         raise QuantizeError(
             f"{config.architecture} cannot be written as a GGUF file; supported: {', '.join(known)}"
         )

@@ -279,3 +279,24 @@ def test_bad_searches_are_refused_and_the_engine_lives() -> None:
 def test_parameters_out_of_range_name_the_field(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         BeamSearchParams(**({"beam_width": 2, "max_tokens": 2} | options))
+
+
+@pytest.mark.parametrize("mode", ["processed_logprobs", "raw_logits"])
+def test_scores_are_made_of_log_probabilities_of_all_tokens_or_refused(mode: str) -> None:
+    masks = {"return_sampling_mask": mode == "processed_logprobs"}
+    plain = BeamSearchParams(2, 3)
+    with LLM(multiprocess=False, logprobs_mode=mode, **masks, **OPTIONS) as llm:
+        for further in ({"temperature": 0.5}, {"allowed_token_ids": [5, 6, 7]}):
+            with pytest.raises(RequestError, match="beam_search sums log-probabilities"):
+                llm.beam_search(["import os"], BeamSearchParams(2, 3, **further))
+        if mode == "raw_logits":
+            with pytest.raises(RequestError, match="beam_search sums log-probabilities"):
+                llm.beam_search(["import os"], plain)
+            return
+        (found,) = llm.beam_search(["import os"], plain)
+    with LLM(multiprocess=False, **OPTIONS) as llm:
+        (wanted,) = llm.beam_search(["import os"], plain)
+    assert [each.tokens for each in found.sequences] == [each.tokens for each in wanted.sequences]
+    assert [each.cum_logprob for each in found.sequences] == [
+        each.cum_logprob for each in wanted.sequences
+    ]

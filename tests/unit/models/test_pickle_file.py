@@ -79,6 +79,18 @@ def test_a_compressed_archive_has_the_same_tensors(
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_member_that_is_shorter_than_its_tensor_is_damage(method: int, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(100), "b": torch.ones(200)}, tmp_path / "m.bin")
+    short = tmp_path / "short.bin"
+    with zipfile.ZipFile(tmp_path / "m.bin") as archive, zipfile.ZipFile(short, "w", method) as new:
+        for name in archive.namelist():
+            content = archive.read(name)
+            new.writestr(name, content[:40] if name.endswith("data/0") else content)
+    with pytest.raises(EngineStartError, match=r"short\.bin is damaged"):
+        PickleFile(short).__enter__()
+
+
 def test_tensors_that_share_memory_do_not_exceed_the_size_of_the_file(tmp_path: Path) -> None:
     row = torch.randn(1, 1000)
     file = saved({"a": row, "b": row, "all": row.expand(50, 1000)}, tmp_path / "m.bin")

@@ -204,8 +204,10 @@ def test_what_llama_cpp_knows_itself_cannot_be_another(
 
 def test_a_family_that_llama_cpp_does_not_know_is_named(llama: tuple[Any, Path]) -> None:
     config = replace(ModelConfig.from_directory(llama[1]), architecture="OtherForCausalLM")
-    with pytest.raises(QuantizeError, match=r"OtherForCausalLM cannot .*: LlamaF"):
+    with pytest.raises(QuantizeError, match=r"OtherForCausalLM cannot .*: LlamaF") as caught:
         find_gguf_family(config)
+    known = str(caught.value).partition("supported: ")[2].split(", ")
+    assert len(known) == len(set(known)) > 20, "each is named once"
 
 
 @pytest.mark.parametrize(
