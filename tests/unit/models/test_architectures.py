@@ -1610,7 +1610,7 @@ BFLOAT16 = [
 
 
 def test_every_family_has_a_case_in_bfloat16() -> None:
-    families = {SAME_MODULE.get(family, family) for family, _ in CASES.values()}
+    families = {family for family, _ in CASES.values()} - {"nemotron_h_puzzle"}  # is Nemotron-H
     assert {CASES[case][0] for case in BFLOAT16} == families
 
 
