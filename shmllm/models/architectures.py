@@ -175,6 +175,7 @@ ARCHITECTURES: dict[str, str] = {
     "LightOnOcrForConditionalGeneration": "lighton_ocr",
     "LlamaBidirectionalModel": "llama_bidirectional",
     "LlamaForCausalLM": "llama",
+    "LongcatFlashForCausalLM": "longcat_flash",
     "LLaMAForCausalLM": "llama",
     "LlavaForConditionalGeneration": "llava",
     "LlavaNextForConditionalGeneration": "llava_next",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shmllm.models.bailing_moe_v2 import further_layers
+from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice, read_latent_attention, read_sigmoid_experts
 from shmllm.models.fields import Fields
@@ -31,7 +32,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.recurrent_specs import KimiDeltaSpec
-from shmllm.models.specs import FeedForwardSpec, LayerSpec, MoESpec
+from shmllm.models.specs import LayerSpec, MoESpec
 from shmllm.models.step3p5 import read_bound
 from shmllm.models.weight_names import renamed
 

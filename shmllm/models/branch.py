@@ -75,7 +75,7 @@ class BranchLayer(DecoderLayer):
     ) -> Tensor | None:
         """Runs the layer; see `DecoderLayer`. The result is for the norm of the next layer."""
         ops.add_norm(x, residual, None, self._residual_scale)
-        both = ops.norm(ops.beside(residual, ops.embeds()), self.norm_of_both)
+        both = ops.norm(ops.beside(residual, ops.aside()), self.norm_of_both)
         out = self._mix(ops, both, residual)
         assert out is not None, "it has attention alone"
         return self._feed_forward(ops, ops.add_norm(None, out, self._before_mlp, 1.0), residual)

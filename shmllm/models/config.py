@@ -13,6 +13,7 @@ from typing import Literal
 
 from shmllm.errors import EngineStartError
 from shmllm.models.both_ways import attend_both_ways
+from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config_file import (
     architecture_name,
     eos_token_ids,
@@ -39,7 +40,7 @@ from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.sinusoid_kinds import SinusoidKind
-from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
 from shmllm.models.stream_specs import AltUpSpec, ConnectionSpec, PerLayerSpec
 from shmllm.models.task_adapters import TaskAdapters, TaskDirectory
 from shmllm_kernels.windows import Window

@@ -68,7 +68,7 @@ class DecoderModel(Model):
     ) -> None:
         super().__init__(config, storage.dtype)
         self._rename, self._rename_modules = rename, rename_modules
-        self._other_names = other_names
+        self._other_names, self._left_out = other_names, left_out(config)
         self._division: Division | None = None
         self._matrix_shares: dict[int, Share] = {}
         self.partial: frozenset[int] = frozenset()
@@ -186,7 +186,7 @@ class DecoderModel(Model):
         if stage.is_first and self.last_connection is not None:
             ops.repeat_stream(residual)
         if reads_embeds(self.config):
-            ops.keep_embeds(residual)
+            ops.set_aside(residual)
         return residual
 
     def finish(self, ops: Ops, x: Tensor | None, residual: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class DecoderModel(Model):
         if of_tower is not None or (self.towers and tower_name(name) is not None):
             return of_tower
         known = model_name(name, self.config.tie_word_embeddings)
-        is_skipped = known is not None and known.startswith(left_out(self.config))
+        is_skipped = known is not None and known.startswith(self._left_out)
         return None if is_skipped else known
 
     def _default_weights(self) -> NamedWeights:

@@ -207,6 +207,8 @@ class DecoderLayer:
 
     def _feed_forward(self, ops: Ops, x: Tensor, residual: Tensor) -> Tensor:
         assert self.spec.mlp is not None, "there is a feed-forward"
+        if self.spec.adds_shortcut:
+            ops.add_norm(ops.aside(), residual, None, self._residual_scale)
         return FEED_FORWARDS[type(self.spec.mlp)].run(ops, x, residual, self.mlp)
 
     def named_weights(self, prefix: str) -> NamedWeights:

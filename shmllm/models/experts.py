@@ -8,11 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from shmllm.models.combined_specs import (
+    DenseAndExpertsSpec,
+    LatentExpertsSpec,
+    ShortcutExpertsSpec,
+)
 from shmllm.models.config import ModelConfig
 from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import Destination, TransposedMatrix, WholeMatrix
 from shmllm.models.mlp import MLP
-from shmllm.models.specs import DenseAndExpertsSpec, LatentExpertsSpec, MoESpec
+from shmllm.models.specs import MoESpec
 from shmllm.models.weight_names import OTHER_LAYOUT
 
 
@@ -82,9 +87,10 @@ class MoE:
 
     Attributes:
         spec: what it computes.
-        router: the projection to a logit for each expert, followed by the gate of `shared` if
-            there is one. It is never quantized: a small error may choose other experts.
-        correction: [experts] float32, added to scores for the choice alone, or None.
+        router: the projection to a logit for each expert and identity, followed by the gate of
+            `shared` if there is one. It is never quantized: a small error may choose other experts.
+        correction: [experts and identities] float32, added to scores for the choice alone, or
+            None.
         gate_up_proj: gate and up of each expert, or up.
         down_proj: the projection of the activation's output of each expert.
         shared: the MLP that every token goes to, or None.
@@ -100,14 +106,14 @@ class MoE:
 
     def __init__(self, hidden_size: int, spec: MoESpec, storage: Storage) -> None:
         self.spec = spec
-        outputs = [spec.num_experts, 1] if spec.shared_gate else [spec.num_experts]
+        outputs = [spec.num_choices, 1] if spec.shared_gate else [spec.num_choices]
         exact = storage.exact()
         if spec.router_float32:
             exact = replace(exact, dtype=torch.float32)
         self.router = Linear(hidden_size, outputs, spec.router_bias, exact)
         self.correction: Tensor | None = None
         if spec.correction_bias:
-            self.correction = storage.float32(spec.num_experts)
+            self.correction = storage.float32(spec.num_choices)
         experts, inner, bias = spec.num_experts, spec.inner, spec.bias
         width = spec.width(hidden_size)
         widths = (2 * inner,) if spec.alternating else (inner, inner) if spec.gated else (inner,)
@@ -205,6 +211,29 @@ class DenseAndExperts:
         """Returns the destinations of a tensor for each expert, as quantized checkpoints have them;
         transformers' modules have the same names."""
         return self.experts.each(prefix)
+
+
+class ShortcutExperts:
+    """The weights of a dense MLP, and of a mixture of experts whose output the next layer adds.
+
+    Attributes:
+        mlp: the dense MLP.
+        experts: the mixture.
+    """
+
+    norms: tuple[Norm, ...] = ()
+
+    def __init__(self, config: ModelConfig, spec: ShortcutExpertsSpec, storage: Storage) -> None:
+        self.mlp = MLP(config.hidden_size, spec.mlp, storage)
+        self.experts = MoE(config.hidden_size, spec.experts, storage)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp"."""
+        return self.mlp.named_weights(prefix) | self.experts.named_weights(prefix)
+
+    def module_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of the names that differ in transformers' modules."""
+        return self.experts.module_weights(prefix)
 
 
 class LatentExperts:

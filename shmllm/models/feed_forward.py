@@ -11,18 +11,18 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from shmllm.models.config import ModelConfig
-from shmllm.models.experts import DenseAndExperts, LatentExperts, MoE
-from shmllm.models.layers import NamedWeights, Norm, Storage
-from shmllm.models.mlp import MLP
-from shmllm.models.ops import Ops
-from shmllm.models.specs import (
+from shmllm.models.combined_specs import (
     DenseAndExpertsSpec,
     FeedForwardSpec,
     LatentExpertsSpec,
-    MLPSpec,
-    MoESpec,
+    ShortcutExpertsSpec,
 )
+from shmllm.models.config import ModelConfig
+from shmllm.models.experts import DenseAndExperts, LatentExperts, MoE, ShortcutExperts
+from shmllm.models.layers import NamedWeights, Norm, Storage
+from shmllm.models.mlp import MLP
+from shmllm.models.ops import Ops
+from shmllm.models.specs import MLPSpec, MoESpec
 
 
 class FeedForward(Protocol):
@@ -86,9 +86,15 @@ def _run_latent_experts(ops: Ops, x: Tensor, residual: Tensor, latent: LatentExp
     return ops.linear(of_experts, latent.latent_up)
 
 
+def _run_with_shortcut(ops: Ops, x: Tensor, residual: Tensor, both: ShortcutExperts) -> Tensor:
+    ops.set_aside(_run_experts(ops, x, residual, both.experts))
+    return ops.mlp(x, both.mlp)
+
+
 FEED_FORWARDS: dict[type[FeedForwardSpec], FeedForwardKind] = {
     MLPSpec: FeedForwardKind(_make_mlp, _run_mlp),
     MoESpec: FeedForwardKind(_make_experts, _run_experts),
     DenseAndExpertsSpec: FeedForwardKind(DenseAndExperts, _run_both),
     LatentExpertsSpec: FeedForwardKind(LatentExperts, _run_latent_experts),
+    ShortcutExpertsSpec: FeedForwardKind(ShortcutExperts, _run_with_shortcut),
 }

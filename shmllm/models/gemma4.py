@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shmllm.models.combined_specs import DenseAndExpertsSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS, gemma_model, read_gemma_mlp
@@ -27,13 +28,7 @@ from shmllm.models.readers import (
     read_rope_of_type,
     windows_by_type,
 )
-from shmllm.models.specs import (
-    DenseAndExpertsSpec,
-    ExpertActivation,
-    LayerSpec,
-    MLPSpec,
-    MoESpec,
-)
+from shmllm.models.specs import ExpertActivation, LayerSpec, MLPSpec, MoESpec
 from shmllm.models.stream_specs import PerLayerSpec
 from shmllm.models.weight_names import renamed
 

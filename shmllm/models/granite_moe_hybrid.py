@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.granite import with_factors
@@ -21,7 +22,7 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import FeedForwardSpec, LayerSpec, MLPSpec
+from shmllm.models.specs import LayerSpec, MLPSpec
 
 __all__ = ["configure", "module_weights", "named_weights"]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mamba_fields import Names, read_mamba
@@ -19,7 +20,7 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
-from shmllm.models.specs import FeedForwardSpec, LayerNorms, LayerSpec
+from shmllm.models.specs import LayerNorms, LayerSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

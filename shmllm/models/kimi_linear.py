@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice, read_latent_attention, read_sigmoid_experts
 from shmllm.models.fields import Fields
@@ -29,7 +30,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.recurrent_specs import KimiDeltaSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import FeedForwardSpec, LayerSpec, MoESpec
+from shmllm.models.specs import LayerSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

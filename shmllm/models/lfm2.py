@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
@@ -21,7 +22,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.recurrent_specs import ShortConvolutionSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import FeedForwardSpec, LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.lfm2 import NAMES, read_hybrid, with_old_names
 from shmllm.models.readers import read_experts, read_num_layers
-from shmllm.models.specs import FeedForwardSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.mixer_specs import MixerSpec
-from shmllm.models.specs import FeedForwardSpec
 from shmllm.models.stream_specs import ConnectionSpec, PerLayerSpec
 
 MOST_PARAMETERS = 2**44

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shmllm.models.combined_specs import LatentExpertsSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import with_groups
 from shmllm.models.fields import Fields
@@ -21,7 +22,7 @@ from shmllm.models.readers import (
     read_norm,
     read_positions,
 )
-from shmllm.models.specs import LatentExpertsSpec, LayerNorms, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

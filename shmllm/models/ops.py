@@ -106,11 +106,12 @@ class Ops(LinearOps, StreamOps, Protocol):
         """Returns [tokens, 2 * width]: the rows of ``first`` [tokens, width], and the first columns
         of ``second``, as many, side by side."""
 
-    def keep_embeds(self, residual: Tensor) -> None:
-        """Copies the residual stream [tokens, hidden] as it begins, for `embeds`."""
+    def set_aside(self, residual: Tensor) -> None:
+        """Copies what layers read beside the residual stream, [tokens, hidden], for `aside`: that
+        stream as it begins, or the output of a layer's experts."""
 
-    def embeds(self) -> Tensor:
-        """Returns the embeddings that layers read beside the residual stream, [tokens, hidden]."""
+    def aside(self) -> Tensor:
+        """Returns the last copy that `set_aside` made, [tokens, hidden]."""
 
     def keep(self, residual: Tensor, place: int) -> None:
         """Copies the residual stream [tokens, hidden] for a model that drafts, as the part of its

@@ -55,8 +55,12 @@ def axes(rope: RopeConfig) -> tuple[int, ...]:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """Returns the factor of cos and sin: 1 except for yarn (Peng et al., 2023, eq. 15) and longrope
-    (Ding et al., 2024)."""
+    """Returns the factor of cos and sin: ``rope.magnitude``, and besides that of yarn (Peng et al.,
+    2023, eq. 15) and longrope (Ding et al., 2024)."""
+    return rope.magnitude * _factor_of_type(rope)
+
+
+def _factor_of_type(rope: RopeConfig) -> float:
     if rope.type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:

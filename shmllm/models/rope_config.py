@@ -82,6 +82,7 @@ class RopeConfig:
         mixes_axes: whether pairs of the three axes take turns, and do not follow each other axis by
             axis; see `rope.axes`.
         reversed: whether heads turn the other way.
+        magnitude: a further factor of cos and sin.
     """
 
     rotary_dim: int
@@ -105,6 +106,7 @@ class RopeConfig:
     sections: tuple[int, ...] = ()
     mixes_axes: bool = False
     reversed: bool = False
+    magnitude: float = 1.0
 
     @classmethod
     def from_fields(

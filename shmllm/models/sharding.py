@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from shmllm.errors import EngineStartError
+from shmllm.models.combined_specs import (
+    DenseAndExpertsSpec,
+    LatentExpertsSpec,
+    MLPAndExpertsSpec,
+    ShortcutExpertsSpec,
+)
 from shmllm.models.config import ModelConfig
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
 from shmllm.models.mixer_specs import (
@@ -28,16 +35,11 @@ from shmllm.models.recurrent_specs import (
     ShortConvolutionSpec,
 )
 from shmllm.models.shard import Shard, Stage
-from shmllm.models.specs import (
-    DenseAndExpertsSpec,
-    LatentExpertsSpec,
-    LayerSpec,
-    MLPSpec,
-    MoESpec,
-)
+from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
 from shmllm.models.widths import reads_embeds
 
 MOST_RANKS = 64
+Beside = TypeVar("Beside", bound=MLPAndExpertsSpec)
 
 
 class _NotDivisible(Exception):
@@ -99,7 +101,7 @@ def _shard_experts(spec: MoESpec, size: int) -> MoESpec:
     return replace(spec, inner=inner, shared=shared)
 
 
-def _shard_both(spec: DenseAndExpertsSpec, size: int) -> DenseAndExpertsSpec:
+def _shard_both(spec: Beside, size: int) -> Beside:
     return replace(spec, mlp=_shard_mlp(spec.mlp, size), experts=_shard_experts(spec.experts, size))
 
 
@@ -121,6 +123,7 @@ _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     MoESpec: _shard_experts,
     DenseAndExpertsSpec: _shard_both,
     LatentExpertsSpec: _shard_latent_experts,
+    ShortcutExpertsSpec: _shard_both,
     type(None): lambda spec, size: spec,
 }
 """By the type of a mixer or a feed-forward: (its spec, the number of ranks) -> that of a rank."""
@@ -173,7 +176,7 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
     """Returns the configuration of a stage's part of a model.
 
     The stages get consecutive layers, so that they cost about the same; half of the LM head counts
-    for the last one.
+    for the last one. A layer that adds a shortcut is in the stage of the one before it.
 
     Args:
         config: the configuration of the model.
@@ -184,14 +187,19 @@ def stage_config(config: ModelConfig, index: int, count: int) -> ModelConfig:
         EngineStartError: the model cannot be divided so.
     """
     told = f"pipeline_parallel_size {count} is not possible for {config.architecture}"
-    if count > config.num_layers:
-        most = config.num_layers
+    firsts = [index for index, each in enumerate(config.layers) if not each.adds_shortcut]
+    if count > (most := len(firsts)):
         raise EngineStartError(f"{told}: it has {most} layers; possible: 1 to {most}")
     if config.per_layer is not None:
         raise EngineStartError(f"{told}: each of its layers reads the tokens; leave it out")
     if config.embedding_size is not None or config.weights_of or reads_embeds(config):
         raise EngineStartError(f"{told}: its layers share weights or embeddings; leave it out")
-    bounds = _stage_bounds([_cost(config, layer) for layer in config.layers], _head(config), count)
+    starts = [*firsts, config.num_layers]
+    costs = [
+        sum(_cost(config, layer) for layer in config.layers[begin:end])
+        for begin, end in pairwise(starts)
+    ]
+    bounds = [starts[bound] for bound in _stage_bounds(costs, _head(config), count)]
     layers = range(bounds[index], bounds[index + 1])
     for layer, source in config.kv_sources.items():
         if any(source < bound <= layer for bound in bounds):

@@ -1,8 +1,9 @@
 """What the layers of a decoder are: the values that decide which operations they consist of.
 
-`mixer_specs.py` has those of mixers, `stream_specs.py` what reads or makes residual streams beside
-layers. A family's module makes them from config.json, `decoder.py` makes layers of them, and the
-operations of each device read them. This module must not import torch: front ends import it too.
+`mixer_specs.py` has those of mixers, `combined_specs.py` those of experts with something beside
+them, `stream_specs.py` what reads or makes residual streams beside layers. A family's module makes
+them from config.json, `decoder.py` makes layers of them, and the operations of each device read
+them. This module must not import torch: front ends import it too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from shmllm.models.branch_specs import BranchSpec
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec, SideBySideSpec
+
+if TYPE_CHECKING:
+    from shmllm.models.combined_specs import FeedForwardSpec
 
 NormKind = Literal["rms", "layer"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
@@ -149,6 +153,9 @@ class MoESpec:
             not [experts, out, in].
         two_layouts: whether some checkpoints have the weights of all experts as [experts, out, in],
             as transformers' modules do, and others as [experts, in, out]; then the shape decides.
+        identities: how many further choices the router has behind the experts, each of which
+            returns what the experts read (LongCat-Flash, 2025, section 2.1). There is no shared
+            expert and no `output_bias` then.
         shared: an MLP that every token goes to as well; None: there is none.
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
         halves_shared: whether the output of `shared` is halved.
@@ -180,12 +187,18 @@ class MoESpec:
     whole: bool = False
     transposed: bool = False
     two_layouts: bool = False
+    identities: int = 0
     shared: MLPSpec | None = None
     shared_gate: bool = False
     halves_shared: bool = False
     scaled: bool = False
     shared_name: str = "shared_expert"
     shared_module: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """What the router has a logit for each of: the experts and the identities behind them."""
+        return self.num_experts + self.identities
 
     @property
     def divides_by_all(self) -> bool:
@@ -224,77 +237,6 @@ class MoESpec:
         """About the number of elements of all matrices, with hidden states of a width."""
         own = self.num_experts * (self.expert_elements(hidden) + hidden)
         return own + sum(mlp.num_elements(hidden) for mlp in self.dense)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenseAndExpertsSpec:
-    """A dense MLP and a mixture of experts side by side, whose outputs are added (Gemma 4).
-
-    The MLP reads what the layer's norm gives. The router and the experts read the residual stream,
-    each through a norm of its own. Both outputs have a norm.
-
-    Attributes:
-        mlp: the dense MLP.
-        experts: the mixture.
-        router_scale: the factor of what the router reads.
-    """
-
-    mlp: MLPSpec
-    experts: MoESpec
-    router_scale: float
-
-    @property
-    def mixtures(self) -> tuple[MoESpec, ...]:
-        """The mixture."""
-        return (self.experts,)
-
-    @property
-    def dense(self) -> tuple[MLPSpec, ...]:
-        """The dense MLPs."""
-        return (self.mlp, *self.experts.dense)
-
-    def num_elements(self, hidden: int) -> int:
-        """The number of elements of all matrices, with hidden states of a width."""
-        return self.mlp.num_elements(hidden) + self.experts.num_elements(hidden)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentExpertsSpec:
-    """A mixture of experts that read a projection of the hidden state, a latent, and whose sum is
-    projected back, beside a shared expert as wide as the hidden state (Nemotron 3 Super).
-
-    The shared expert's output is added to the residual stream first: its layer has norms of what
-    both read, and no others.
-
-    Attributes:
-        experts: the mixture, with a latent and no shared expert.
-        shared: the shared expert.
-        bias: whether both projections have a bias.
-    """
-
-    experts: MoESpec
-    shared: MLPSpec
-    bias: bool = False
-
-    @property
-    def mixtures(self) -> tuple[MoESpec, ...]:
-        """The mixture."""
-        return (self.experts,)
-
-    @property
-    def dense(self) -> tuple[MLPSpec, ...]:
-        """The shared expert."""
-        return (self.shared,)
-
-    def num_elements(self, hidden: int) -> int:
-        """The number of elements of all matrices, with hidden states of a width."""
-        projections = 2 * self.experts.width(hidden) * hidden
-        return projections + self.experts.num_elements(hidden) + self.shared.num_elements(hidden)
-
-
-FeedForwardSpec = MLPSpec | MoESpec | DenseAndExpertsSpec | LatentExpertsSpec
-"""What computes each token by itself. Each has `mixtures` and `dense`, the mixtures of experts and
-the dense MLPs that it has, and `num_elements`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +298,8 @@ class LayerSpec:
         branch: what makes it a layer beside the residual stream; None: it is none.
         behind_branch: whether what its first norm reads is the sum of the stream and the result of
             such a layer before it, which is not added to the stream.
+        adds_shortcut: whether it adds to the stream, behind the norm that its MLP reads, what the
+            experts of the layer before it have returned; see `ShortcutExpertsSpec`.
     """
 
     mixer: MixerSpec | SideBySideSpec | None
@@ -367,6 +311,7 @@ class LayerSpec:
     laurel_rank: int | None = None
     branch: BranchSpec | None = None
     behind_branch: bool = False
+    adds_shortcut: bool = False
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:

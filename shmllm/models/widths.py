@@ -38,6 +38,11 @@ def reads_embeds(config: ModelConfig) -> bool:
     return any(layer.branch is not None for layer in config.layers)
 
 
+def sets_aside(config: ModelConfig) -> bool:
+    """Returns whether layers read something beside the residual stream that was set aside."""
+    return reads_embeds(config) or any(layer.adds_shortcut for layer in config.layers)
+
+
 def _adapted_widths(config: ModelConfig) -> set[int]:
     """Returns the widths of the outputs of projections that have adapters."""
     widths: set[int] = set()

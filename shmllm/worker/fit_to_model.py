@@ -11,7 +11,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import read_fields
 from shmllm.models.pooled import read_config
-from shmllm.models.widths import reads_embeds
+from shmllm.models.widths import reads_embeds, sets_aside
 from shmllm.worker.loading import configured_length, use_of
 
 
@@ -81,7 +81,7 @@ def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:
             f"the head {directory} drafts at most {most} tokens: set num_speculative_tokens "
             f"(--draft-tokens) to that, or to less, and not to {options.most_drafted}"
         )
-    if model.has_streams or model.scales_stream or reads_embeds(model):
+    if model.has_streams or model.scales_stream or sets_aside(model):
         raise EngineStartError(
             f"method {options.method!r} is not possible for {model.architecture}, which has "
             "several residual streams, branches beside one, or one that grows by layer"

@@ -36,7 +36,7 @@ def routed_info(config: ModelConfig) -> RoutedInfo | None:
     if not config.returns_experts or not own:
         return None
     top_k = max(each.top_k for each in own.values())
-    num_experts = max(each.num_experts for each in own.values())
+    num_experts = max(each.num_choices for each in own.values())
     return RoutedInfo(tuple(own), config.num_layers, top_k, num_experts)
 
 

@@ -226,6 +226,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "beam": EXPERTS
     | {"head_dim": 16, "n_group": 1, "topk_group": 1, "layer_types": LAYER_TYPES}
     | {"mlp_layer_types": ["dense", "sparse"], "sliding_window": 5},
+    "longcat_flash": {name: LATENT[name] for name in LATENT if name != "first_k_dense_replace"}
+    | {"num_key_value_heads": 4, "q_lora_rank": 40, "head_dim": 8}
+    | {"n_routed_experts": 6, "num_experts_per_tok": 3, "zero_expert_num": 4},
     "hy_v4": LATENT
     | GROUPS
     | INDEXER

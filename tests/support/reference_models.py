@@ -319,6 +319,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "HYV4",
         LATENT | INDEXER | {"indexer_types": ["full", "shared", "full"], "swiglu_limit": 2.0},
     ),
+    "longcat_flash": (
+        "LongcatFlash",
+        {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
+        | {"zero_expert_num": 8, "head_dim": 8, "num_hidden_layers": 4},
+    ),
     "mellum": (
         "Mellum",
         ROUTER
@@ -572,7 +577,7 @@ WITH_EXPERTS = (
     *("granite_moe_swa", "hy_v3", "mellum", "cohere2_moe", "llama4"),
     *("dots1", "phimoe", "dbrx", "mimo_v2_flash", "bailing_moe_v2", "deepseek", "laguna"),
     *("sarvam_moe", "sarvam_mla", "step3p5"),
-    *("aria", "axk1", "bailing_moe", "beam", "flint", "kolibri1"),
+    *("aria", "axk1", "bailing_moe", "beam", "flint", "kolibri1", "longcat_flash"),
 )
 """Families with experts that are made of what others have."""
 NOT_IN_GGUF = (
@@ -590,13 +595,21 @@ NOT_IN_GGUF = (
     *("pangu_embedded", "teleflm"),
     *("aria", "axk1", "axk2", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
     *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
-    *("persimmon", "phi4_multimodal", "zamba2"),
+    *("longcat_flash", "persimmon", "phi4_multimodal", "zamba2"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
 LATENTS = (
     *("deepseek_v2", "deepseek_v3", *WITH_INDEXER, "glm4_moe_lite"),
-    *("axk1", "kimi_linear", "minicpm3", "mistral4", "sarvam_mla", "bailing_moe_v3"),
+    *(
+        "axk1",
+        "kimi_linear",
+        "longcat_flash",
+        "minicpm3",
+        "mistral4",
+        "sarvam_mla",
+        "bailing_moe_v3",
+    ),
 )
 """Those whose cache holds latents, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")

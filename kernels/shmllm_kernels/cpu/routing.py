@@ -302,3 +302,33 @@ are parts of wider ones.
 Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64; address of out's first
 element; the distance of out's rows, in bytes.
 """
+
+
+@compiled
+def _take_identities(operands, piece, thread, num_threads):
+    top_k, num_experts, ids = word(operands, 1), word(operands, 2), word(operands, 3)
+    weights, width = floats(word(operands, 4)), word(operands, 9)
+    begin, end = tokens_of_piece(operands, piece, num_threads)
+    for token in range(begin, end):
+        total, expert = np.float32(0.0), np.int64(0)
+        for pair in range(token * top_k, (token + 1) * top_k):
+            if word(ids, pair) < num_experts:
+                expert = word(ids, pair)
+            else:
+                total += weights[pair]
+                weights[pair] = np.float32(0.0)
+                put_word(ids, pair, expert)
+        values = floats(word(operands, 5) + token * word(operands, 6))
+        target = floats(word(operands, 7) + token * word(operands, 8))
+        for i in range(width):
+            target[i] = total * values[i]
+
+
+TAKE_IDENTITIES = Kernel(pieces_of_tokens, _take_identities)
+"""``out[token] = total * x[token]``, with the sum of the weights of a token's choices that are no
+experts. These weights become 0, and their ids that of the token's last expert, or 0.
+
+Operands: address of the number of tokens; top_k; the number of experts; ids [tokens, top_k] int64,
+in ascending order; weights [tokens, top_k] float32; x [tokens, width] float32 and the distance of
+its rows, in bytes; out, likewise; width.
+"""

@@ -20,7 +20,7 @@ from shmllm.models.widths import (
     num_chosen,
     num_relations,
     read_widths,
-    reads_embeds,
+    sets_aside,
 )
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.cpu.arena import HostArena
@@ -153,7 +153,7 @@ class CpuBuffers:
             if width is not None
         }
         self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
-        self.began = buffer(max_tokens if reads_embeds(config) else 0, hidden)
+        self.began = buffer(max_tokens if sets_aside(config) else 0, hidden)
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), torch.float32)
         self.per_layer: Tensor | None = None

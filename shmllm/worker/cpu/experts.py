@@ -37,6 +37,7 @@ from shmllm_kernels.cpu.routing import (
     SIGMOID,
     SIGMOID_OF_TOP,
     SOFTMAX,
+    TAKE_IDENTITIES,
 )
 from shmllm_kernels.cpu.tile_rounding import row_bytes
 
@@ -60,8 +61,8 @@ class ExpertBuffers:
         max_tokens: the largest number of tokens in a step.
 
     Attributes:
-        logits: [max_tokens, experts] float32, the router's output; with a shared gate one more.
-        ranks: [max_tokens, experts + groups] float32, scratch of the choice; None: logits rank the
+        logits: [max_tokens, choices] float32, the router's output; with a shared gate one more.
+        ranks: [max_tokens, choices + groups] float32, scratch of the choice; None: logits rank the
             experts.
         ids, weights, shared_gates: see `Routing`.
         places: [max_tokens, top_k] int64, where each pair lies among the sorted ones.
@@ -73,10 +74,12 @@ class ExpertBuffers:
             those outputs, bytes.
         rows: [pairs, width] float32, the outputs of the experts.
         out: [max_tokens, width] float32, their sums.
+        identities: [max_tokens, width] float32, what the identities of tokens return, weighted.
     """
 
     def __init__(self, allocate: Allocator, spec: MoESpec, hidden: int, max_tokens: int) -> None:
         pairs, experts, width = max_tokens * spec.top_k, spec.num_experts, spec.width(hidden)
+        choices = spec.num_choices
 
         def floats(rows: int, width: int) -> Tensor:
             return allocate((rows, width), torch.float32)
@@ -84,10 +87,10 @@ class ExpertBuffers:
         def words(*shape: int) -> Tensor:
             return allocate(shape, torch.int64)
 
-        self.logits = floats(max_tokens, experts + int(spec.shared_gate))
+        self.logits = floats(max_tokens, choices + int(spec.shared_gate))
         self.ranks: Tensor | None = None
         if spec.correction_bias or spec.num_groups > 1:
-            self.ranks = floats(max_tokens, experts + spec.num_groups)
+            self.ranks = floats(max_tokens, choices + spec.num_groups)
         self.ids, self.places = words(max_tokens, spec.top_k), words(max_tokens, spec.top_k)
         self.weights = floats(max_tokens, spec.top_k)
         self.tokens, self.firsts = words(pairs), words(experts)
@@ -99,7 +102,8 @@ class ExpertBuffers:
             for each in (width, spec.inner)
         )
         self.out = floats(max_tokens, width)
-        self.shared_gates = self.logits[:, experts] if spec.shared_gate else None
+        self.identities = floats(max_tokens if spec.identities else 0, width)
+        self.shared_gates = self.logits[:, choices] if spec.shared_gate else None
 
 
 class ExpertOps:
@@ -141,11 +145,22 @@ class ExpertOps:
         """Return the buffer for the router's output."""
         return self._buffers[spec].logits
 
-    def route(self, moe: MoE) -> Routing:
-        """Record the choice of experts by the logits in `logits`."""
+    def added_rows(self, moe: MoE, num_tokens: int) -> Tensor | None:
+        """Return what is added to the sums over experts, [tokens, width], if there is something."""
+        if moe.spec.identities:
+            return self._buffers[moe.spec].identities
+        return moe.added_rows(num_tokens)
+
+    def route(self, x: Tensor, moe: MoE) -> Routing:
+        """Record the choice of experts by the logits in `logits`.
+
+        Args:
+            x: [tokens, width], what the experts read.
+            moe: the mixture.
+        """
         spec, buffers = moe.spec, self._buffers[moe.spec]
         source = [buffers.logits.data_ptr(), 4 * buffers.logits.shape[1]]
-        numbers = [spec.num_experts, spec.top_k, int(spec.divides_by_all)]
+        numbers = [spec.num_choices, spec.top_k, int(spec.divides_by_all)]
         out = [buffers.ids.data_ptr(), buffers.weights.data_ptr()]
         extra = [0 if each is None else each.data_ptr() for each in (buffers.ranks, moe.correction)]
         groups = [spec.num_groups, spec.top_groups, spec.best_of_group]
@@ -160,6 +175,10 @@ class ExpertOps:
             self._kernels.record(kernel, operands, label="scale_chosen")
         if self._routed is not None and moe.place is not None:
             self._record_report(self._routed[:, moe.place], spec.top_k, buffers.ids)
+        if spec.identities:
+            numbers = [spec.top_k, spec.num_experts, *out, *_rows(x), *_rows(buffers.identities)]
+            operands = [self._num_tokens, *numbers, x.shape[1]]
+            self._kernels.record(TAKE_IDENTITIES, operands, label="take_identities")
         gates = buffers.shared_gates
         if moe.fixed_gate is not None:
             gates = moe.fixed_gate.expand(len(buffers.ids))

@@ -200,10 +200,10 @@ class CpuOps:
         self._place(second[:, :width], joined[:, width:])
         return joined
 
-    def keep_embeds(self, residual: Tensor) -> None:
+    def set_aside(self, residual: Tensor) -> None:
         self._place(residual, self._buffers.began)
 
-    def embeds(self) -> Tensor:
+    def aside(self) -> Tensor:
         return self._buffers.began
 
     def keep(self, residual: Tensor, place: int) -> None:
@@ -368,11 +368,12 @@ class CpuOps:
         self._products.record(self._num_tokens, x, moe.router, logits, is_exact=True)
         if self._lora is not None:
             self._lora.record(self._kernels, x, moe.router, logits)
-        return self._experts.route(moe)
+        return self._experts.route(x, moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
-        shared = moe.added_rows(len(x)) if moe.shared is None else self.mlp(x, moe.shared)
-        return self._experts.experts(x, routing, moe, shared)
+        experts = self._experts
+        added = experts.added_rows(moe, len(x)) if moe.shared is None else self.mlp(x, moe.shared)
+        return experts.experts(x, routing, moe, added)
 
     def _record(self, label: str, kernel: Kernel, *operands: int) -> None:
         self._kernels.record(kernel, [self._num_tokens, *operands], label=label)

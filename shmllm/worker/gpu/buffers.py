@@ -18,7 +18,7 @@ from shmllm.models.widths import (
     linear_widths,
     low_ranks,
     num_chosen,
-    reads_embeds,
+    sets_aside,
 )
 from shmllm.worker.arena import CountingAllocator
 from shmllm.worker.gpu.attention_launches import AttentionLaunches, HeadShape
@@ -204,7 +204,7 @@ class GpuBuffers:
         }
         self.routed = allocate_routed(allocate, config, max_tokens)
         self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
-        self.began = buffer(max_tokens if reads_embeds(config) else 0, hidden)
+        self.began = buffer(max_tokens if sets_aside(config) else 0, hidden)
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), self._dtype)
         self.per_layer: Tensor | None = None

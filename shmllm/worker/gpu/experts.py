@@ -26,6 +26,7 @@ from shmllm_kernels.gpu.expert_sums import WeightedSum, combine
 from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_routing import route_rows, takes
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
+from shmllm_kernels.gpu.identities import take_identities
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
@@ -47,7 +48,7 @@ class ExpertBuffers:
         max_tokens: the largest number of tokens in a step.
 
     Attributes:
-        logits: [max_tokens, experts], the router's output, in the dtype of its weight; with a
+        logits: [max_tokens, choices], the router's output, in the dtype of its weight; with a
             shared gate one more.
         exact_x: [max_tokens, hidden] float32, the input of a router in float32, or None.
         ids: [max_tokens, top_k] int32; see `Routing`.
@@ -58,6 +59,7 @@ class ExpertBuffers:
             those of a shared expert, for few tokens.
         rows: [pairs and parts, width], the outputs of the experts.
         out: [max_tokens, width], their sums.
+        identities: [max_tokens, width], what the identities of tokens return, weighted.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class ExpertBuffers:
         is_exact = spec.router_float32 and dtype != torch.float32
         self.exact_x = allocate((max_tokens, hidden), torch.float32) if is_exact else None
         of_router = torch.float32 if is_exact else dtype
-        self.logits = allocate((max_tokens, experts + int(spec.shared_gate)), of_router)
+        self.logits = allocate((max_tokens, spec.num_choices + int(spec.shared_gate)), of_router)
         self.ids = integers(max_tokens, top_k)
         self.weights = allocate((max_tokens, top_k), torch.float32)
         sizes = pairs, experts, SMALLEST_BLOCK, LARGEST_BLOCK
@@ -88,6 +90,7 @@ class ExpertBuffers:
         self.activated = allocate((rows, spec.inner), dtype)
         self.rows = allocate((rows, width), dtype)
         self.out = allocate((max_tokens, width), dtype)
+        self.identities = allocate((max_tokens if spec.identities else 0, width), dtype)
 
 
 class ExpertOps:
@@ -122,7 +125,7 @@ class ExpertOps:
 
     def sorts_apart(self, num_tokens: int) -> list[bool]:
         """Return whether the pairs of each mixture are sorted by a launch of their own."""
-        return [not lays_out(num_tokens, spec.num_experts) for spec in self._buffers]
+        return [not _lays_out(spec, num_tokens) for spec in self._buffers]
 
     def route(self, x: Tensor, query_starts: Tensor, moe: MoE) -> Routing:
         """See `models.ops.Ops.route`. The pairs of a step of few tokens are laid out, unless they
@@ -136,16 +139,24 @@ class ExpertOps:
         logits, routing, layout = self._routing(moe, len(x))
         self._multiply_router(logits, x, moe)
         route(
-            routing.ids, routing.weights, logits[:, : moe.spec.num_experts], query_starts,
+            routing.ids, routing.weights, logits[:, : moe.spec.num_choices], query_starts,
             _choice_of(moe.spec), moe.correction, moe.scale, layout,
         )  # fmt: skip
         self._report(moe, routing.ids)
+        if moe.spec.identities:
+            out = self._buffers[moe.spec].identities[: len(x)]
+            take_identities(out, x, routing.ids, routing.weights, moe.spec.num_experts)
         return routing
+
+    def added_rows(self, moe: MoE, num_tokens: int) -> Tensor | None:
+        """Return what is added to the sums over experts, [tokens, width], if there is something."""
+        own = self._buffers[moe.spec].identities[:num_tokens]
+        return own if moe.spec.identities else moe.added_rows(num_tokens)
 
     def can_route_few(self, moe: MoE) -> bool:
         """Return whether one launch chooses the experts of few tokens."""
         is_adapted = self._lora is not None and self._lora.adapts(moe.router)
-        return takes(moe.spec.num_experts) and not is_adapted
+        return takes(moe.spec.num_experts) and not is_adapted and not moe.spec.identities
 
     def route_few(
         self,
@@ -193,11 +204,11 @@ class ExpertOps:
         choice goes, and where pairs are laid out, if they are."""
         spec, buffers = moe.spec, self._buffers[moe.spec]
         logits = buffers.logits[:num_tokens]
-        gates = logits[:, spec.num_experts] if spec.shared_gate else None
+        gates = logits[:, spec.num_choices] if spec.shared_gate else None
         if moe.fixed_gate is not None:
             gates = moe.fixed_gate.expand(num_tokens)
         routing = Routing(buffers.ids[:num_tokens], buffers.weights[:num_tokens], gates)
-        if self._reads_choices(num_tokens, spec):
+        if self._reads_choices(num_tokens, spec) or spec.identities:
             return logits, routing, None
         block_m = self._configs(moe, num_tokens)[0].block_m
         return logits, routing, PairLayout(buffers.sorted, buffers.scratch, block_m)
@@ -289,7 +300,7 @@ class ExpertOps:
         num_rows = num_tokens * (spec.top_k + parts)
         weights, configs = _weights(moe), self._configs(moe, num_tokens)
         block_m = configs[0].block_m
-        if not lays_out(num_tokens, spec.num_experts):
+        if not _lays_out(spec, num_tokens):
             sort_pairs(pairs, routing.ids, spec.num_experts, block_m)
         activated, rows = buffers.activated[:num_rows], buffers.rows[:num_rows]
         is_dependent = self._products.is_dependent
@@ -378,6 +389,11 @@ def _choice_of(spec: MoESpec) -> Choice:
 
 def _weights(moe: MoE) -> list[Rows]:
     return [rows_of(linear.weight) for linear in (moe.gate_up_proj, moe.down_proj)]
+
+
+def _lays_out(spec: MoESpec, num_tokens: int) -> bool:
+    """Return whether the launch that chooses experts lays their pairs out, too."""
+    return not spec.identities and lays_out(num_tokens, spec.num_experts)
 
 
 def _rows(spec: MoESpec, num_tokens: int) -> int:

@@ -351,5 +351,5 @@ class FusedOps(UnfusedOps):
             shared = self.value(self.mlp(x, moe.shared))
         read = self.value(x)
         if moe.shared is None:
-            shared = moe.added_rows(len(read))
+            shared = self._ops.mixtures.added_rows(moe, len(read))
         return Experts(read, routing, moe, shared)

@@ -241,10 +241,10 @@ class GpuOps(StreamLaunches):
         joined = self._buffers.joined(2 * first.shape[1])[: len(first)]
         return torch.cat((first, second[:, : first.shape[1]]), 1, out=joined)
 
-    def keep_embeds(self, residual: Tensor) -> None:
+    def set_aside(self, residual: Tensor) -> None:
         self._buffers.began[: len(residual)].copy_(residual)
 
-    def embeds(self) -> Tensor:
+    def aside(self) -> Tensor:
         return self._buffers.began[: self._descriptor.num_tokens]
 
     def keep(self, residual: Tensor, place: int) -> None:
@@ -367,8 +367,9 @@ class GpuOps(StreamLaunches):
         return self._inputs.step.query_starts[: self._descriptor.num_reqs + 1]
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
-        shared = moe.added_rows(len(x)) if moe.shared is None else self.mlp(x, moe.shared)
-        return self.mixtures.experts(x, routing, moe, shared)
+        mixtures = self.mixtures
+        added = mixtures.added_rows(moe, len(x)) if moe.shared is None else self.mlp(x, moe.shared)
+        return mixtures.experts(x, routing, moe, added)
 
     def gather_samples(self, hidden: Tensor) -> Tensor:
         """Gather the hidden states of the tokens that get logits, padded to the step's number of

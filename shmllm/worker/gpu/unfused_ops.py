@@ -45,11 +45,11 @@ class UnfusedOps(ABC):
     def beside(self, first: Any, second: Any) -> Tensor:
         return self._ops.beside(self.value(first), self.value(second))
 
-    def keep_embeds(self, residual: Any) -> None:
-        self._ops.keep_embeds(self.value(residual))
+    def set_aside(self, residual: Any) -> None:
+        self._ops.set_aside(self.value(residual))
 
-    def embeds(self) -> Tensor:
-        return self._ops.embeds()
+    def aside(self) -> Tensor:
+        return self._ops.aside()
 
     def keep(self, residual: Any, place: int) -> None:
         self._ops.keep(self.value(residual), place)

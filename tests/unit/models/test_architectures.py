@@ -115,6 +115,11 @@ ALL_CHOSEN: dict[str, Any] = {
 }
 """No rounding of scores changes which experts and tokens are chosen."""
 STREAMS: dict[str, Any] = LATENT | INDEXER | {"num_key_value_heads": 8, "swiglu_limit": 0.1}
+LONGCAT: dict[str, Any] = LATENT | {
+    **{"n_routed_experts": 6, "zero_expert_num": 4, "head_dim": 8, "expert_ffn_hidden_size": 24},
+    **{"ffn_hidden_size": 80, "num_hidden_layers": 4},
+}
+"""Layers of two halves."""
 GROUPS = {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
 GROWING = YARN_ROPE | {"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 8}
 """A factor of queries that grows after each eight tokens."""
@@ -1096,6 +1101,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "final_logit_softcapping": None}
         | {"rope_parameters": {"sliding_attention": None, "full_attention": {"rope_theta": 1e3}}},
     ),
+    "longcat-flash": ("longcat_flash", LONGCAT | {"moe_topk": 4}),
+    "longcat-flash-all-experts": ("longcat_flash", LONGCAT | {"moe_topk": 10}),
     "hy-v4": (
         "hy_v4",
         STREAMS
@@ -1413,6 +1420,7 @@ VARIANTS_OF_ROUTERS = {
     "hunyuan-moe-all-experts",
     "mimo-v2-flash-all-experts",
     "minimax-m2-all-experts",
+    "longcat-flash-all-experts",
     "mistral4-all-experts",
     "phimoe-all-experts",
     "solar-open-all-experts",
@@ -1576,6 +1584,7 @@ BFLOAT16 = [
     "lfm2-moe-all-experts",
     "lfm3",
     "lara-mini-all-experts",
+    "longcat-flash-all-experts",
     "helium",
     "llama-yarn",
     "mistral-window",

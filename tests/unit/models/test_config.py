@@ -43,6 +43,7 @@ OF_DEEPSEEK = (
     "dots1",
     "glm4_moe",
     "glm4_moe_lite",
+    "longcat_flash",
     "youtu",
     "minicpm3",
     "mistral4",

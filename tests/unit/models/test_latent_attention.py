@@ -85,6 +85,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 1},
     "glm4_moe": {},
     "glm4_moe_lite": {},
+    "longcat_flash": {},
     "minicpm3": {},
     "mistral4": {},
     "solar_open": {},

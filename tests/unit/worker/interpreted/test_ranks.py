@@ -104,6 +104,7 @@ FAMILIES = (
     "qwen3_next",
     "deepseek_v3",
     "hy_v4",
+    "longcat_flash",
     "gemma3n",
     "gemma4",
     "mamba2",
