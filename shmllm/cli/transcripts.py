@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from shmllm.frontend.llm import LLM
     from shmllm.outputs.transcription import Transcript
 
-Write = Callable[["LLM", Sequence["Target"], Sequence[Any]], "list[Transcript]"]
-"""Makes the transcripts of sounds, (samples, rate) each, that go to some targets."""
+Found = list["Transcript | None"]
+Write = Callable[["LLM", Sequence["Target"], Sequence[Any]], Found]
+"""Makes the transcripts of sounds, (samples, rate) each, that go to some targets; None for one that
+has failed, of which stderr says why."""
 
 SECONDS_AT_ONCE = 7200
 """Sounds of about so many seconds are in memory at a time; a second takes 64 kB."""
@@ -118,8 +120,8 @@ def run_transcription(
         RequestError: the model writes no transcripts, or an argument is wrong.
     """
 
-    def transcribe(llm: LLM, targets: Sequence[Target], sounds: Sequence[Any]) -> list[Transcript]:
-        return llm.transcribe(sounds, **asked)
+    def transcribe(llm: LLM, targets: Sequence[Target], sounds: Sequence[Any]) -> Found:
+        return [*llm.transcribe(sounds, **asked)]
 
     return _run(targets, transcribe, session)
 
@@ -134,12 +136,23 @@ def run_alignment(targets: Sequence[Target], texts: Sequence[str], session: Comm
         session: starts the engine or attaches to it.
 
     Raises:
-        RequestError: the model is no aligner, or a sound or a text is wrong for it.
+        RequestError: the model is no aligner.
     """
+    from shmllm.errors import RequestError
+
     text_of = dict(zip(targets, texts, strict=True))
 
-    def align(llm: LLM, targets: Sequence[Target], sounds: Sequence[Any]) -> list[Transcript]:
-        return llm.align(sounds, [text_of[target] for target in targets])
+    def align(llm: LLM, targets: Sequence[Target], sounds: Sequence[Any]) -> Found:
+        try:
+            return [*llm.align(sounds, [text_of[target] for target in targets])]
+        except RequestError as problem:
+            if not targets:
+                raise
+            if len(targets) == 1:
+                click.echo(f"shmllm: {targets[0].source}: {problem}", err=True)
+                return [None]
+        alone = zip(targets, sounds, strict=True)  # what is wrong with one loses no other
+        return [each for target, sound in alone for each in align(llm, [target], [sound])]
 
     return _run(targets, align, session)
 
@@ -158,7 +171,8 @@ def _run(targets: Sequence[Target], write: Write, session: CommandSession) -> in
             sounds = [(sound.samples, sound.rate) for _, sound in group]
             found = write(llm, [target for target, _ in group], sounds)
             for (target, _), transcript in zip(group, found, strict=True):
-                codes.append(_finish(target, transcript))
+                code = EXIT_FAILED if transcript is None else _finish(target, transcript)
+                codes.append(code)
     return max(codes)
 
 

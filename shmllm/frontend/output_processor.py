@@ -14,9 +14,9 @@ from typing import Any
 from shmllm.client.protocol import EngineOutput, StartedOver
 from shmllm.config.routed_experts import RoutedInfo
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.kept_tokens import KeptTokens
 from shmllm.frontend.parent_request import ParentRequest
 from shmllm.frontend.request_state import RequestState
+from shmllm.frontend.sampling_masks import ReceivedMasks
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.outputs.columns import MaskColumns, OutputColumns, PieceColumns
@@ -107,7 +107,7 @@ class OutputProcessor:
         if isinstance(request.submitted.params, SamplingParams):  # a vector is in pieces, too
             state.routed = self._routed
             if self._returns_masks and not request.params.is_greedy:
-                state.kept = KeptTokens()
+                state.masks = ReceivedMasks()
         state.stream_interval = params.stream_interval or self._stream_interval
         self._states[state.number] = state
         self._next_number += 1
@@ -172,8 +172,8 @@ class OutputProcessor:
     def _process_masks(self, columns: MaskColumns) -> None:
         for number, piece in zip(columns.numbers, columns.pieces, strict=True):
             state = self._states.get(number)
-            if state is not None and state.kept is not None:
-                state.kept.add(piece.data)
+            if state is not None and state.masks is not None:
+                state.masks.add(piece.data)
 
     def _change_version(self, version: int | str) -> None:
         for state in self._states.values():

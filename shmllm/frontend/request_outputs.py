@@ -108,8 +108,8 @@ def _completion(
         completion.weight_versions = version_spans(state.versions, len(state.token_ids))
         completion.routed_experts = state.routed_experts
     is_delta = state.request.params.output_kind is RequestOutputKind.DELTA
-    if state.kept is not None and (is_delta or state.finish_reason is not None):
-        kept = state.kept.between(begin, len(state.token_ids))
+    if state.masks is not None and (is_delta or state.finish_reason is not None):
+        kept = state.masks.between(begin, len(state.token_ids))
         completion.sampling_mask = SamplingMask(kept)
     if state.logprobs is not None:
         texts = state.token_texts if state.request.params.detokenize else None

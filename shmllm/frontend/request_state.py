@@ -16,10 +16,10 @@ import numpy.typing as npt
 from shmllm.config.routed_experts import RoutedInfo
 from shmllm.errors import EnginePausedError, RequestError
 from shmllm.frontend.input_processor import PreparedRequest
-from shmllm.frontend.kept_tokens import KeptTokens
 from shmllm.frontend.parent_request import ParentRequest
 from shmllm.frontend.replies.reader import ReplyReader
 from shmllm.frontend.result_pieces import ResultPieces
+from shmllm.frontend.sampling_masks import ReceivedMasks
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ class RequestState:
         pieces: the result of a pooling request so far, as the bytes of a float32 array; of other
             requests the experts of their tokens, if the engine reports them.
         routed: the form of the experts in `pieces`; None: the engine reports none.
-        kept: the tokens among which those of the output were drawn; None: nobody asks for them.
+        masks: the tokens among which those of the output were drawn; None: nobody asks for them.
         stream_interval: after how many new tokens a stream yields the next output.
         versions: the weight versions that sampled the tokens, complete when the completion
             has ended.
@@ -81,8 +81,8 @@ class RequestState:
         "finish_reason",
         "index",
         "is_retryable",
-        "kept",
         "logprobs",
+        "masks",
         "metrics",
         "num_cached_tokens",
         "num_decoded",
@@ -144,7 +144,7 @@ class RequestState:
         self.ends_request = False
         self.pieces = ResultPieces()
         self.routed: RoutedInfo | None = None
-        self.kept: KeptTokens | None = None
+        self.masks: ReceivedMasks | None = None
         self.stream_interval = params.stream_interval or 1
         self.versions: VersionStarts = []
         self.metrics = RequestMetrics(arrival_time=time.time(), arrival_ts=time.monotonic())
@@ -261,8 +261,8 @@ class RequestState:
         """Expect all outputs so far once more."""
         self.num_repeated = len(self.token_ids)
         self.pieces = ResultPieces()
-        if self.kept is not None:
-            self.kept = KeptTokens()
+        if self.masks is not None:
+            self.masks.start_over()
         if self.prompt_logprobs is not None:
             self.prompt_logprobs = LogprobStore()
 

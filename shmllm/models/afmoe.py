@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -26,7 +27,7 @@ from shmllm.models.readers import (
     windows_by_type,
     with_rope,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.bert import read_encoder, read_head, tanh_dense
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.specs import LayerNorms
+from shmllm.models.layer_specs import LayerNorms
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_model,
@@ -17,7 +18,7 @@ from shmllm.models.readers import (
     read_ungated_mlp,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 
 _ROPE: dict[str, Any] = {
     "rope_type": "llama3",

@@ -11,8 +11,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import read_latent_attention, read_sigmoid_experts
 from shmllm.models.deepseek_v32 import with_mlps
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import PRE_NORMS
 from shmllm.models.readers import read_model, read_num_layers, read_positions
-from shmllm.models.specs import PRE_NORMS, MLPSpec
+from shmllm.models.specs import MLPSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

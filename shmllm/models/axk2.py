@@ -11,8 +11,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import read_latent_attention, read_sigmoid_experts
 from shmllm.models.deepseek_v32 import with_indexer, with_mlps
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import read_layer_types, read_model, read_num_layers, read_positions
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.bias_specs import MOST_BIASED_POSITIONS, LinearBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_mlp,
@@ -18,7 +19,6 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_names import LM_HEAD
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from shmllm.models.kimi_linear import (
     under_deepseeks_names,
     with_convolutions_apart,
 )
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mamba_fields import LINEAR
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.qwen3_5 import MOST_TAPS
@@ -32,7 +33,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.recurrent_specs import KimiDeltaSpec
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 from shmllm.models.step3p5 import read_bound
 from shmllm.models.weight_names import renamed
 

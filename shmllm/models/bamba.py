@@ -7,6 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.jamba import NORMS, named_weights
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mamba_fields import HYBRID_MAMBA2, read_mamba2
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
@@ -18,7 +19,6 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 
 __all__ = ["configure", "named_weights"]
 

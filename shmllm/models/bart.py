@@ -16,9 +16,10 @@ from shmllm.models.encoder_decoder import (
     text_begins,
 )
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms
 from shmllm.models.readers import MOST_LAYERS, read_activation, read_attention, read_model
 from shmllm.models.sinusoid_kinds import SinusoidKind
-from shmllm.models.specs import LayerNorms, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.text.specs import BartTower, TextSpec, activation_of
 from shmllm.models.vision.fields import read_num_heads
 from shmllm.models.weight_names import renamed

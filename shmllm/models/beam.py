@@ -15,6 +15,7 @@ from shmllm.models.deepseek_v3 import with_groups
 from shmllm.models.deepseek_v32 import with_mlps
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec, Growth
 from shmllm.models.readers import (
     FULL,
@@ -31,7 +32,7 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 
 _LOGITS_CAP = 30.0
 _GROWTH = Growth(0.0, 2048, offset=1, power=0.1)

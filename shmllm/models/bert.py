@@ -11,6 +11,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadNormSpec, HeadSpec
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.pooled import classifier, read_labels
 from shmllm.models.readers import (
     read_activation,
@@ -20,7 +21,7 @@ from shmllm.models.readers import (
     read_ungated_mlp,
 )
 from shmllm.models.registry import Purpose, purpose_of
-from shmllm.models.specs import Activation, LayerNorms, LayerSpec, NormSpec
+from shmllm.models.specs import Activation, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_activation,
     read_attention,
@@ -16,7 +17,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

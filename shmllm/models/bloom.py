@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from shmllm.models.bias_specs import MOST_BIASED_POSITIONS, LinearBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_attention, read_model, read_num_layers
-from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

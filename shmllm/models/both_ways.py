@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
-from shmllm.models.specs import LayerSpec
 from shmllm_kernels.windows import Chunk
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from shmllm.models.cohere2 import NORMS, cohere_model
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_attention, read_mlp, read_num_layers, read_positions
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -20,7 +21,7 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, NormSpec
+from shmllm.models.specs import NormSpec
 
 NORMS = LayerNorms(before_mixer="input_layernorm")
 

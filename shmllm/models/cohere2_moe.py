@@ -12,6 +12,7 @@ from dataclasses import replace
 from shmllm.models.cohere2 import NORMS, cohere_model
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     DENSE,
@@ -30,7 +31,7 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import MLPSpec, MoESpec, NormSpec
 
 _WIDTH_OF_DENSE = "prefix_dense_intermediate_size"
 

@@ -9,6 +9,7 @@ from typing import Any
 from shmllm.models.cohere2 import NORMS, cohere_model
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     FULL,
     read_attention,
@@ -20,7 +21,6 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Parameters of rotations that are the same for text, whatever they say."""

@@ -25,6 +25,7 @@ from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec, TransformSpec
 from shmllm.models.item_towers import ItemTowers
 from shmllm.models.kv_sources import check_sources, sources_of
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import (
     WITHIN_ITEMS,
     AttentionSpec,
@@ -40,7 +41,7 @@ from shmllm.models.registry import Purpose, find_family, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.shard import ONLY, WHOLE, Shard, Stage
 from shmllm.models.sinusoid_kinds import SinusoidKind
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import MLPSpec, MoESpec, NormSpec
 from shmllm.models.stream_specs import AltUpSpec, ConnectionSpec, PerLayerSpec
 from shmllm.models.task_adapters import TaskAdapters, TaskDirectory
 from shmllm_kernels.windows import Window

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -22,7 +23,6 @@ from shmllm.models.readers import (
     with_windows,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 
 _ROPE = {
     "rope_type": "llama3",

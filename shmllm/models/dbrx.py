@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import read_attention, read_model, read_num_layers, read_positions
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MoESpec, NormSpec
+from shmllm.models.specs import MoESpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

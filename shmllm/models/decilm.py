@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     read_activation,
@@ -16,7 +17,7 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 
 _FIRST, _SECOND = "input_layernorm", "post_attention_layernorm"
 _REFUSED = ("replace_with_linear", "sparsify", "window_length", "num_sink_tokens")

@@ -15,12 +15,12 @@ from shmllm.models.altup import AltUpLayer, Laurel
 from shmllm.models.config import ModelConfig
 from shmllm.models.connections import Connection
 from shmllm.models.feed_forward import FEED_FORWARDS, FeedForward
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.layers import NamedWeights, Norm, Storage
 from shmllm.models.mixers import MIXERS, make_mixer
 from shmllm.models.mlp import MLP
 from shmllm.models.ops import Ops
 from shmllm.models.per_layer import LayerInput
-from shmllm.models.specs import LayerSpec
 from shmllm.models.streams import SQRT_HALF, add_laurel, correct_streams, predict_streams
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import LatentAttentionSpec, MixerSpec
 from shmllm.models.readers import (
     MOST_LAYERS,
@@ -17,7 +18,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -13,6 +13,7 @@ from shmllm.models.deepseek_v3 import (
 )
 from shmllm.models.fields import Fields
 from shmllm.models.indexer_specs import IndexerSpec
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import LatentAttentionSpec, MixerSpec
 from shmllm.models.readers import (
     DENSE,
@@ -23,7 +24,7 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     read_attention,
@@ -19,7 +20,6 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec, Encoded
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm_kernels.windows import Chunk
 
 if TYPE_CHECKING:

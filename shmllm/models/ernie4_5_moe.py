@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.ernie4_5 import ernie_model, read_ernie_attention
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_experts, read_mlp, read_num_layers
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

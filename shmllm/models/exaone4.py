@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.olmo2 import NORMS, olmo_model
 from shmllm.models.readers import (
@@ -21,7 +22,6 @@ from shmllm.models.readers import (
     windows_by_type,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec
 
 POSITIONS = 2048
 """The default of ``max_position_embeddings``."""

@@ -9,6 +9,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import read_sigmoid_experts
 from shmllm.models.exaone4 import POSITIONS, read_mixers
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.olmo2 import olmo_model
 from shmllm.models.readers import (
     SPARSE,
@@ -17,7 +18,6 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
-from shmllm.models.specs import LayerSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

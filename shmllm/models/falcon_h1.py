@@ -9,6 +9,7 @@ from typing import Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.jamba import NORMS, named_weights
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mamba_fields import HYBRID_MAMBA2, Names, read_mamba2
 from shmllm.models.mixer_specs import AttentionSpec, SideBySideSpec
 from shmllm.models.readers import (
@@ -21,7 +22,6 @@ from shmllm.models.readers import (
     with_rope,
 )
 from shmllm.models.recurrent_specs import GatedNorm, Mamba2Spec
-from shmllm.models.specs import LayerSpec
 
 __all__ = ["configure", "module_weights", "named_weights"]
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.olmo2 import NORMS, read_olmo_attention
 from shmllm.models.readers import read_experts, read_model, read_num_layers, read_positions
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

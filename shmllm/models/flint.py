@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.exaone4 import read_mixers
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.qwen2_moe import read_experts_and_shared, with_dense_mlps
 from shmllm.models.readers import FULL, SLIDING, read_model, read_num_layers, read_positions
-from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import gemma_model
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_activation,
     read_attention,
@@ -13,7 +14,7 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 
 _TANH = "gelu_pytorch_tanh"
 

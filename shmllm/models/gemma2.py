@@ -7,6 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS, gemma_model, read_gemma_attention, read_gemma_mlp
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -18,7 +19,6 @@ from shmllm.models.readers import (
     with_rope,
     with_windows,
 )
-from shmllm.models.specs import LayerSpec
 
 ATTENTION_CAP, LOGITS_CAP = 50.0, 30.0
 """The caps of files that do not name theirs; null switches a cap off."""

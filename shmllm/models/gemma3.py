@@ -13,6 +13,7 @@ from math import isqrt
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mixer_specs import WITHIN_ITEMS, Ahead, AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -29,7 +30,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.vision.fields import read_item_token, read_siglip, vision_fields
 from shmllm.models.vision.specs import Gemma3Tower, VisionSpec
 

@@ -13,6 +13,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS, gemma_model
 from shmllm.models.gemma4 import read_kv_sources, unread_keys
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -26,7 +27,7 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.stream_specs import AltUpSpec, PerLayerSpec
 
 MOST_STREAMS = 8

@@ -15,6 +15,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS, gemma_model, read_gemma_mlp
 from shmllm.models.gemma4_towers import read_audio, read_vision
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import WITHIN_ITEMS, Ahead, AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -28,7 +29,7 @@ from shmllm.models.readers import (
     read_rope_of_type,
     windows_by_type,
 )
-from shmllm.models.specs import ExpertActivation, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import ExpertActivation, MLPSpec, MoESpec
 from shmllm.models.stream_specs import PerLayerSpec
 from shmllm.models.weight_names import renamed
 

@@ -8,7 +8,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.glm4 import configure as configure_glm4
 from shmllm.models.glm4 import named_weights
-from shmllm.models.specs import PRE_NORMS
+from shmllm.models.layer_specs import PRE_NORMS
 
 __all__ = ["configure", "named_weights"]
 

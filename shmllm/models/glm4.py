@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_mlp,
@@ -16,7 +17,6 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

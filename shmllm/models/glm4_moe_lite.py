@@ -11,6 +11,7 @@ from shmllm.models.deepseek_v3 import (
     with_further_layers,
 )
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     DENSE,
     SPARSE,
@@ -21,7 +22,7 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gpt2 import NAMES, QKV, configure_with
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

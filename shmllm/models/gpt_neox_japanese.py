@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shmllm.models import gpt_neox
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_activation,
     read_attention,
@@ -17,7 +18,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -23,7 +24,7 @@ from shmllm.models.readers import (
     with_windows,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

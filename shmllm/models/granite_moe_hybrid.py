@@ -10,6 +10,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.granite import with_factors
 from shmllm.models.granite_moe import module_weights, named_weights, read_granite_experts
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mamba_fields import HYBRID_MAMBA2, LINEAR, read_mamba2
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.readers import (
@@ -22,7 +23,7 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 
 __all__ = ["configure", "module_weights", "named_weights"]
 

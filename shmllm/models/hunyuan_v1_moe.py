@@ -9,8 +9,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.hunyuan_v1_dense import hunyuan_model, read_hunyuan_attention
 from shmllm.models.hunyuan_v1_dense import named_weights as dense_weights
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_experts, read_mlp, read_num_layers
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

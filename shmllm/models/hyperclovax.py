@@ -8,8 +8,8 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.granite import with_factors
+from shmllm.models.layer_specs import LayerNorms
 from shmllm.models.llama import configure as configure_llama
-from shmllm.models.specs import LayerNorms
 
 _NORMS = LayerNorms(
     before_mixer="input_layernorm",

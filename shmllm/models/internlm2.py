@@ -11,6 +11,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_mlp,
@@ -20,7 +21,6 @@ from shmllm.models.readers import (
     with_rope,
 )
 from shmllm.models.registry import Purpose, purpose_of
-from shmllm.models.specs import LayerNorms, LayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

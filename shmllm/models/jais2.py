@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_model,
@@ -14,7 +15,7 @@ from shmllm.models.readers import (
     read_ungated_mlp,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec, NormSpec
+from shmllm.models.specs import NormSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mamba_fields import Names, read_mamba
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.readers import (
@@ -20,7 +21,6 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

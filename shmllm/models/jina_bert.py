@@ -11,9 +11,10 @@ from shmllm.models.bias_specs import MOST_BIASED_POSITIONS, LinearBiases
 from shmllm.models.config import ModelConfig, Pooled
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import read_attention, read_num_layers
 from shmllm.models.registry import Purpose, purpose_of
-from shmllm.models.specs import Activation, LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import Activation, MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice, read_latent_attention, read_sigmoid_experts
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mamba_fields import LINEAR
 from shmllm.models.mixer_specs import LatentAttentionSpec, MixerSpec
 from shmllm.models.qwen3_5 import HEAD_MULTIPLE, MOST_TAPS
@@ -30,7 +31,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.recurrent_specs import KimiDeltaSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.exaone4 import read_mixers
 from shmllm.models.fields import Fields
 from shmllm.models.glm4 import NORMS
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_experts, read_model, read_positions
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

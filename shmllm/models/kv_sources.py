@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shmllm.errors import EngineStartError
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import Encoded
-from shmllm.models.specs import LayerSpec
 
 
 def sources_of(layers: Sequence[LayerSpec]) -> dict[int, int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.qwen2_moe import read_experts_and_shared
 from shmllm.models.qwen3_5 import LINEAR, read_delta_net
@@ -23,7 +24,6 @@ from shmllm.models.readers import (
     windows_by_type,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.combined_specs import FeedForwardSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.readers import (
@@ -22,7 +23,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.recurrent_specs import ShortConvolutionSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

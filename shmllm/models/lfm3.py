@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.lfm2 import CONVOLUTION, NORMS, read_convolution
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.readers import (
@@ -24,7 +25,7 @@ from shmllm.models.readers import (
     read_window,
     windows_by_type,
 )
-from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

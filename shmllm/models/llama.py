@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_mlp,
@@ -12,7 +13,6 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

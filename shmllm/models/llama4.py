@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec, Growth
 from shmllm.models.quantization_methods import quantization_fields
 from shmllm.models.readers import (
@@ -24,7 +25,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.fields import (
     MOST_LAYERS,

@@ -12,8 +12,9 @@ from shmllm.models.combined_specs import ShortcutExpertsSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice, read_latent_attention, read_routed_experts
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import MOST_LAYERS, read_mlp, read_model, read_norm, read_positions
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

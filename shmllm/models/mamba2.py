@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mamba_fields import UNLIMITED_POSITIONS, Names, read_mamba2
 from shmllm.models.mixer_specs import MixerSpec
 from shmllm.models.readers import read_model, read_norm, read_num_layers
-from shmllm.models.specs import LayerNorms, LayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     DENSE,
@@ -26,7 +27,7 @@ from shmllm.models.readers import (
     read_window,
     windows_by_type,
 )
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 
 _ROPES = {
     FULL: {"rope_type": "default", "rope_theta": 500_000.0},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice, read_sigmoid_experts
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -24,7 +25,6 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import read_latent_attention
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.minicpm import with_factors
 from shmllm.models.readers import (
     read_mlp,
@@ -15,7 +16,6 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
-from shmllm.models.specs import LayerSpec
 
 _DEFAULTS = {"kv_lora_rank": 256, "qk_rope_head_dim": 32, "scale_emb": 12.0}
 _FACTORS = {"scale_depth": 1.4, "dim_model_base": 256}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE, LINEAR
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.mixtral import named_weights as mixtral_weights
@@ -25,7 +26,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.recurrent_specs import LightningSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

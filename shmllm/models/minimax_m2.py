@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixtral import named_weights as mixtral_weights
 from shmllm.models.readers import (
     MOST_LAYERS,
@@ -19,7 +20,6 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_layer_types,
@@ -16,7 +17,6 @@ from shmllm.models.readers import (
     with_rope,
     with_windows,
 )
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -8,6 +8,7 @@ from typing import Any
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_mlp,
@@ -17,7 +18,6 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec
 
 _MORE_TOKENS = 8
 """So many rows the table of embeddings has that the LM head lacks: those of images."""

@@ -11,6 +11,7 @@ from shmllm.models.config import ModelConfig, Pooled
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadNormSpec, HeadSpec
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -24,7 +25,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

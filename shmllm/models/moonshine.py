@@ -17,6 +17,7 @@ from shmllm.models.encoder_decoder import (
     text_begins,
 )
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import PRE_NORMS, LayerNorms
 from shmllm.models.readers import (
     MOST_LAYERS,
     read_activation,
@@ -25,7 +26,7 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import PRE_NORMS, LayerNorms, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.vision.fields import read_vision_activation
 from shmllm.models.weight_names import renamed
 

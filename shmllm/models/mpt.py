@@ -11,9 +11,10 @@ from shmllm.models.bloom import with_own_sizes
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import read_attention, read_model, read_num_layers
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

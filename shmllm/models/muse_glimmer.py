@@ -15,6 +15,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
 from shmllm.models.gemma3 import NORMS
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -30,7 +31,7 @@ from shmllm.models.readers import (
     windows_by_type,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.vision.fields import (
     MOST_LAYERS,
     check_rotated_heads,

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_model,
@@ -15,7 +16,7 @@ from shmllm.models.readers import (
     read_ungated_mlp,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, NormSpec
+from shmllm.models.specs import NormSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -11,6 +11,7 @@ from shmllm.models.combined_specs import LatentExpertsSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import with_groups
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mamba_fields import LINEAR, Names, read_mamba2
 from shmllm.models.readers import (
     FULL,
@@ -22,7 +23,7 @@ from shmllm.models.readers import (
     read_norm,
     read_positions,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

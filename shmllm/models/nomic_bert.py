@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.bert import read_head, tanh_dense
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_activation
 from shmllm.models.rotary_encoder import other_names, published_weights, read_rotary_encoder
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     read_attention,
@@ -17,7 +18,6 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec
 
 NORMS = LayerNorms(after_mixer="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
 

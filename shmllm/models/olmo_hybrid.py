@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.olmo2 import NORMS, read_olmo_attention
 from shmllm.models.qwen3_5 import LINEAR, read_delta_net
@@ -23,7 +24,6 @@ from shmllm.models.readers import (
 )
 from shmllm.models.recurrent_specs import DeltaNetSpec
 from shmllm.models.shard import Shard
-from shmllm.models.specs import LayerSpec
 from shmllm.models.weight_names import OTHER_LAYOUT
 
 if TYPE_CHECKING:

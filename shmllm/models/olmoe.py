@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_experts,
@@ -15,7 +16,6 @@ from shmllm.models.readers import (
     read_positions,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shmllm.models import gpt2
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.specs import LayerNorms
+from shmllm.models.layer_specs import LayerNorms
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
 from shmllm.models.gpt_oss import read_clamped_experts, read_sinks
 from shmllm.models.head_specs import DenseSpec, HeadSpec
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.pooled import classifier, read_labels
 from shmllm.models.readers import read_model, read_norm, read_num_layers, read_positions
 from shmllm.models.registry import Purpose, purpose_of
-from shmllm.models.specs import LayerSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

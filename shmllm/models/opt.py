@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import (
     read_activation,
     read_attention,
@@ -14,7 +15,7 @@ from shmllm.models.readers import (
     read_num_layers,
     read_positions,
 )
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

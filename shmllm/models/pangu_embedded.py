@@ -8,6 +8,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_mlp,
@@ -17,7 +18,6 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 
 _ONLY: dict[str, str | bool | int | None] = {
     "interleaved_sliding_window": None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixtral import named_weights
 from shmllm.models.readers import (
     read_attention,
@@ -19,7 +20,7 @@ from shmllm.models.readers import (
     with_windows,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MoESpec, NormSpec
+from shmllm.models.specs import MoESpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

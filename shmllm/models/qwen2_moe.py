@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     FULL,
     SLIDING,
@@ -23,7 +24,7 @@ from shmllm.models.readers import (
     with_rope,
     with_windows,
 )
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.qwen2 import qwen_windows
 from shmllm.models.readers import (
     read_attention,
@@ -15,7 +16,6 @@ from shmllm.models.readers import (
     with_rope,
     with_windows,
 )
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from shmllm.models import qwen3_vl
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     FULL,
@@ -25,7 +26,7 @@ from shmllm.models.readers import (
 )
 from shmllm.models.recurrent_specs import DeltaNetSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.models.vision.qwen_fields import ItemTokens, with_vision
 from shmllm.models.vision.specs import VisionSpec
 

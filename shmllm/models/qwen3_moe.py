@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.qwen2_moe import with_dense_mlps
 from shmllm.models.readers import (
     read_attention,
@@ -17,7 +18,6 @@ from shmllm.models.readers import (
     with_rope,
     with_windows,
 )
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

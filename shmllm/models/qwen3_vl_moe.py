@@ -11,7 +11,8 @@ from dataclasses import replace
 from shmllm.models import qwen3_moe, qwen3_vl
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.layer_specs import LayerSpec
+from shmllm.models.specs import MoESpec
 from shmllm.models.vision.qwen_fields import with_vision
 from shmllm.models.vision.specs import VisionSpec
 

@@ -13,9 +13,10 @@ from typing import Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import Activation, LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import Activation, MLPSpec, MoESpec, NormSpec
 from shmllm_kernels.windows import Window
 
 MOST_LAYERS = 4096

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from shmllm.models.bert import as_encoder
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.readers import read_attention, read_num_layers
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from shmllm.models.combined_specs import (
     ShortcutExpertsSpec,
 )
 from shmllm.models.config import ModelConfig
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
 from shmllm.models.mixer_specs import (
     AttentionSpec,
@@ -35,7 +36,7 @@ from shmllm.models.recurrent_specs import (
     ShortConvolutionSpec,
 )
 from shmllm.models.shard import Shard, Stage
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.models.widths import reads_embeds
 
 MOST_RANKS = 64

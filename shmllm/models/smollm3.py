@@ -7,6 +7,7 @@ from typing import Any
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_layer_types,
@@ -18,7 +19,6 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import read_sigmoid_experts
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_model,
@@ -15,7 +16,6 @@ from shmllm.models.readers import (
     read_positions,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import (
     read_attention,
     read_model,
@@ -16,7 +17,7 @@ from shmllm.models.readers import (
     read_window,
     with_rope,
 )
-from shmllm.models.specs import LayerSpec, NormSpec
+from shmllm.models.specs import NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
     DENSE,
@@ -28,7 +29,7 @@ from shmllm.models.readers import (
     windows_by_type,
 )
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec
+from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.encoder_decoder import name_of_pair, pairs_of_layers, text_begins
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms
 from shmllm.models.readers import MOST_LAYERS, read_attention, read_model, read_num_layers
-from shmllm.models.specs import LayerNorms, NormSpec
+from shmllm.models.specs import NormSpec
 from shmllm.models.t5_encoder import read_biases, read_eps, read_mlp, with_own_names
 from shmllm.models.text.specs import T5Tower, TextSpec, activation_of
 from shmllm.models.weight_names import renamed

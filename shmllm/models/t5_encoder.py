@@ -11,8 +11,9 @@ from shmllm.models.bias_specs import MOST_BIASED_POSITIONS, DistanceBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import architecture_name
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_activation, read_attention, read_model, read_num_layers
-from shmllm.models.specs import LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

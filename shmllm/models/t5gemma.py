@@ -10,8 +10,9 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.encoder_decoder import name_of_pair, pairs_of_layers, text_begins
 from shmllm.models.fields import Fields
 from shmllm.models.gemma2 import configure as configure_gemma
+from shmllm.models.layer_specs import LayerNorms
 from shmllm.models.mixer_specs import AttentionSpec
-from shmllm.models.specs import LayerNorms, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.text.specs import GemmaTower, TextSpec, activation_of
 from shmllm.models.weight_names import renamed
 

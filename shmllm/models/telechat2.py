@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import check_choice
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_attention, read_model, read_norm, read_num_layers
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
 from shmllm.models.gemma2 import configure as configure_gemma2
-from shmllm.models.specs import LayerNorms
+from shmllm.models.layer_specs import LayerNorms
 
 _NORMS = LayerNorms(before_mixer="input_layernorm", before_mlp="pre_feedforward_layernorm")
 

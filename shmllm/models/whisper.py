@@ -16,8 +16,9 @@ from shmllm.models.encoder_decoder import (
     text_begins,
 )
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms
 from shmllm.models.readers import MOST_LAYERS, read_activation, read_attention, read_model
-from shmllm.models.specs import LayerNorms, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from shmllm.models.config import ModelConfig
 from shmllm.models.deepseek_v3 import read_latent_attention
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.readers import read_mlp, read_model, read_num_layers, read_positions
-from shmllm.models.specs import LayerSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

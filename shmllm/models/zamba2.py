@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from shmllm.models.branch_specs import BranchSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.mamba_fields import LINEAR, Names, read_mamba2
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.readers import (
@@ -23,7 +24,7 @@ from shmllm.models.readers import (
     with_rope,
 )
 from shmllm.models.recurrent_specs import Mamba2Spec
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:

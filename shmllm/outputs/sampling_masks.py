@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.int32]
+WORD = np.dtype("<i4")
+"""A word of `SamplingMasks` as bytes."""
 
 
 @dataclass
@@ -63,4 +65,4 @@ class SamplingMasks:
 
     def encoded(self, begin: int, end: int) -> bytes:
         """Return the words of the samples from `begin` to `end`, little-endian."""
-        return self.words[self.begins[begin] : self.begins[end]].tobytes()
+        return self.words[self.begins[begin] : self.begins[end]].astype(WORD).tobytes()

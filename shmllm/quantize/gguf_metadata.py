@@ -20,10 +20,10 @@ from shmllm.formats.gguf_model import family_of_class, written_families
 from shmllm.frontend.gguf.config import model_config
 from shmllm.models.config import ModelConfig
 from shmllm.models.fields import Fields
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.registry import find_family
 from shmllm.models.rope import attention_factor
-from shmllm.models.specs import LayerSpec
 from shmllm.quantize.gguf_description import Values, rope_tensors
 from shmllm_kernels.windows import Chunk
 

@@ -20,9 +20,10 @@ from gguf import GGMLQuantizationType as Kind
 from shmllm.errors import QuantizeError
 from shmllm.formats.gguf_family import GgufFamily, Place, is_tensor
 from shmllm.models.gguf_tensors import of_place
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
 from shmllm.models.recurrent_specs import Mamba2Spec, MambaSpec, ShortConvolutionSpec
-from shmllm.models.specs import LayerSpec, MoESpec
+from shmllm.models.specs import MoESpec
 from shmllm.quantize.gguf_description import rope_tensors
 from shmllm.quantize.source import Source, SourceTensor
 

@@ -171,6 +171,8 @@ def test_files_of_the_authors(
         ([(np.zeros(16_000), 16_000)], ["a", "b"], "there are 1 sounds and 2 texts"),
         ((np.zeros(16_000), 16_000), "これは", "the text of sound 0 is Japanese"),
         ((np.zeros(16_000), 16_000), [3], "must be a text or a list of words, not 3"),
+        ((np.zeros(16_000), 16_000), 3, "texts must be a text for each sound, not 3"),
+        (iter([(np.zeros(16_000), 16_000)]), iter("ab"), "there are 1 sounds and 2 texts"),
         (3, "a", "sounds must be one or several of"),
         ((np.zeros(16_000 * 5), 16_000), "a", "sound 0 is longer than the 4.8 seconds"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.kept_tokens import assert_masks
+from support.sampling_masks import assert_masks
 from support.variants import slow
 from transformers import AutoModelForCausalLM
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,33 +62,12 @@ class AlignmentCalls:
             RequestError: the model is no aligner, an argument is wrong, or a sound cannot be read;
                 nothing was queued.
         """
-        directory = Path(self.front_end.info.model_directory)
-        if self.front_end.info.model_type not in ALIGNERS:
-            raise RequestError(
-                "the model does not align words: pass a forced aligner, such as "
-                "model='Qwen/Qwen3-ForcedAligner-0.6B'"
-            )
-        mark = self.front_end.tokenizer.token_to_id(MARK)
-        if mark is None:
-            raise RequestError(f"the model's tokenizer lacks {MARK}, so it aligns no words")
-        every = as_list(sounds)
-        given: Sequence[Any] = [texts] if isinstance(texts, str) else texts
-        if len(given) != len(every):
-            raise RequestError(f"there are {len(every)} sounds and {len(given)} texts")
-        names = [sound_name(number, sound) for number, sound in enumerate(every)]
-        words = [
-            words_of(text, f"the text of {name}") for name, text in zip(names, given, strict=True)
-        ]
-        opened = [
-            open_sound(self.front_end.items, *each) for each in zip(names, every, strict=True)
-        ]
-        step_ms = _step_ms(directory)
+        mark = self._timestamp_mark()
+        step_ms = _step_ms(Path(self.front_end.info.model_directory))
+        every = list(as_list(sounds))
+        words = _words_of_each(every, texts)
         last_s = len(self.front_end.info.pooling.labels) * step_ms / 1000
-        if too_long := [n for n, each in zip(names, opened, strict=True) if each.seconds > last_s]:
-            raise RequestError(
-                f"{too_long[0]} is longer than the {last_s:g} seconds of which the model knows "
-                "times: cut it, and its text"
-            )
+        opened = self._opened_for_words(every, last_s)
         prompts = [
             {
                 "prompt": _SOUND + "".join(f"{word}{MARK}{MARK}" for word in own),
@@ -109,6 +88,49 @@ class AlignmentCalls:
             _transcript(sound, own, found.get(index), step_ms)
             for index, (sound, own) in enumerate(zip(opened, words, strict=True))
         ]
+
+    def _timestamp_mark(self) -> int:
+        """The token behind which the model says times.
+
+        Raises:
+            RequestError: it is no aligner.
+        """
+        if self.front_end.info.model_type not in ALIGNERS:
+            raise RequestError(
+                "the model does not align words: pass a forced aligner, such as "
+                "model='Qwen/Qwen3-ForcedAligner-0.6B'"
+            )
+        mark = self.front_end.tokenizer.token_to_id(MARK)
+        if mark is None:
+            raise RequestError(f"the model's tokenizer lacks {MARK}, so it aligns no words")
+        return mark
+
+    def _opened_for_words(self, sounds: Sequence[Sound], last_s: float) -> list[OpenedSound]:
+        """Decode sounds of at most so many seconds."""
+        found = []
+        for number, sound in enumerate(sounds):
+            name = sound_name(number, sound)
+            opened = open_sound(self.front_end.items, name, sound)
+            if opened.seconds > last_s:
+                raise RequestError(
+                    f"{name} is longer than the {last_s:g} seconds of which the model knows times: "
+                    "cut it, and its text"
+                )
+            found.append(opened)
+        return found
+
+
+def _words_of_each(sounds: Sequence[Sound], texts: Any) -> list[list[str]]:
+    """The words of each sound's text."""
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes):
+        raise RequestError(f"texts must be a text for each sound, not {texts!r:.100}")
+    given = [texts] if isinstance(texts, str) else list(texts)
+    if len(given) != len(sounds):
+        raise RequestError(f"there are {len(sounds)} sounds and {len(given)} texts")
+    return [
+        words_of(text, f"the text of {sound_name(number, sound)}")
+        for number, (sound, text) in enumerate(zip(sounds, given, strict=True))
+    ]
 
 
 def _transcript(sound: OpenedSound, words: list[str], output: Any, step_ms: float) -> Transcript:

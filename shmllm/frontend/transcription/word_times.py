@@ -23,7 +23,7 @@ _IDEOGRAPH = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf"
     "\U0002f800-\U0002fa1f]"
 )
-_KANA = re.compile("[\u3040-\u30ff]")
+_KANA = re.compile("[\u3041-\u30fa\u30fc-\u30ff\uff66-\uff9d]")
 
 
 def words_of(text: str | Sequence[str], name: str) -> list[str]:
@@ -43,14 +43,22 @@ def words_of(text: str | Sequence[str], name: str) -> list[str]:
             )
         apart = _IDEOGRAPH.sub(lambda found: f" {found[0]} ", text)
         return [word for each in apart.split() if (word := _spoken(each))]
-    if not isinstance(text, Sequence) or not all(isinstance(each, str) for each in text):
+    if (
+        not isinstance(text, Sequence)
+        or isinstance(text, bytes)
+        or not all(isinstance(each, str) for each in text)
+    ):
         raise RequestError(f"{name} must be a text or a list of words, not {text!r:.100}")
     return [word for each in text if (word := _spoken(each))]
 
 
 def _spoken(word: str) -> str:
     """The letters, digits and apostrophes of a word."""
-    return "".join(c for c in word if c == "'" or unicodedata.category(c)[0] in "LN")
+    return "".join(
+        c
+        for c in unicodedata.normalize("NFC", word)
+        if c == "'" or unicodedata.category(c)[0] in "LN"
+    )
 
 
 def in_order(times: npt.NDArray[np.float32]) -> list[int]:

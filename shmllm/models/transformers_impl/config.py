@@ -12,7 +12,8 @@ from typing import Any
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import eos_token_ids
 from shmllm.models.fields import Fields
-from shmllm.models.specs import LayerNorms, LayerSpec, NormSpec
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
+from shmllm.models.specs import NormSpec
 from shmllm.models.transformers_impl.module import refusal
 from shmllm.models.transformers_impl.probe import Findings
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from shmllm.models.config import ModelConfig
 from shmllm.models.latent_attention import LatentAttention
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.layers import Linear
 from shmllm.models.mixer_specs import LatentAttentionSpec
-from shmllm.models.specs import LayerSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.attention import record_growth
 from shmllm.worker.cpu.buffers import CpuBuffers

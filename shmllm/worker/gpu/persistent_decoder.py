@@ -15,10 +15,11 @@ from shmllm.models.attention import Attention
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.decoder_layer import DecoderLayer
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.layers import Linear
 from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec
 from shmllm.models.mlp import MLP
-from shmllm.models.specs import LayerSpec, MLPSpec
+from shmllm.models.specs import MLPSpec
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache

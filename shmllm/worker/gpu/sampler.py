@@ -24,7 +24,6 @@ from shmllm.worker.custom_processors import CustomProcessors, ProcessorStep
 from shmllm.worker.gpu.capture import CaptureReport, Captures
 from shmllm.worker.gpu.custom_logits import ChangedLogits
 from shmllm.worker.gpu.device import Device
-from shmllm.worker.gpu.kept_tokens import PendingKept, fetch_kept
 from shmllm.worker.gpu.logits_processors import (
     Biases,
     GpuTokenMasks,
@@ -32,6 +31,7 @@ from shmllm.worker.gpu.logits_processors import (
     TokenCounts,
 )
 from shmllm.worker.gpu.sampling_graphs import SamplingGraphs
+from shmllm.worker.gpu.sampling_masks import PendingSamplingMasks, fetch_sampling_masks
 from shmllm.worker.gpu.sampling_metadata import SamplingMetadata
 from shmllm.worker.gpu.scorer import ScoredRows, Scorer, unpack
 from shmllm.worker.gpu.transfers import PendingArrays, Transfers
@@ -68,7 +68,7 @@ class PendingSamplerOutput:
         pending: PendingArrays,
         scored: ScoredRows | None,
         failures: Mapping[int, str],
-        masks: PendingKept | None = None,
+        masks: PendingSamplingMasks | None = None,
     ) -> None:
         self._pending = pending
         self._scored = scored
@@ -315,16 +315,22 @@ class GpuSampler:
         if counts is not None and not plan.drafts:
             counts.count(device_rows, tokens)
         failures = {} if custom is None else custom.failures
-        kept = None
+        sampling_masks = None
         if self._returns_masks:
             processed = self._scratch.processed_logits[:num_rows]
-            kept = fetch_kept(processed, self._batch.temperature[rows], self.transfers)
+            sampling_masks = fetch_sampling_masks(
+                processed, self._batch.temperature[rows], self.transfers
+            )
         if not is_scored:
-            return PendingSamplerOutput(self.transfers.fetch(tokens), None, failures, kept)
+            return PendingSamplerOutput(
+                self.transfers.fetch(tokens), None, failures, sampling_masks
+            )
         scored = self._select_scored(rows, scored_indices, plan.is_repeat)
         reported = self._scratch.processed_logits[:num_rows] if keeps_processed else logits
         scores = self.scorer.score(reported, tokens, scored)
-        return PendingSamplerOutput(self.transfers.fetch(tokens, *scores), scored, failures, kept)
+        return PendingSamplerOutput(
+            self.transfers.fetch(tokens, *scores), scored, failures, sampling_masks
+        )
 
     def choose(
         self, logits: Tensor, rows: LongArray, device_rows: Tensor, positions: Tensor

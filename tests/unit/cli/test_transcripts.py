@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from shmllm.cli.outcome import EXIT_ENGINE_ENDED, EXIT_FAILED
 from shmllm.cli.transcribe import transcribe
 from shmllm.cli.transcripts import make_targets, run_alignment, run_transcription
+from shmllm.errors import RequestError
 from shmllm.outputs.transcription import Segment, Transcript
 
 RATE = 16000
@@ -48,6 +49,8 @@ class Session:
         return [self._left.pop(0) for _ in sounds]
 
     def _align(self, sounds: Sequence[Any], texts: Sequence[str]) -> list[Transcript]:
+        if "wrong" in texts:
+            raise RequestError("a text is wrong")
         return [said(text) for _, text in zip(sounds, texts, strict=True)]
 
     @contextmanager
@@ -110,6 +113,14 @@ def test_each_sound_has_its_text_although_another_cannot_be_read(tmp_path: Path)
     session: Any = Session([])
     assert run_alignment(targets, ["one", "two", "three"], session) == EXIT_FAILED
     assert texts_in(tmp_path) == {"a": "one\n", "c": "three\n"}
+
+
+def test_a_text_that_is_refused_loses_no_other(tmp_path: Path, capsys: Any) -> None:
+    targets = make_targets(sounds_in(tmp_path), str(tmp_path / "texts"), None, overwrite=False)
+    session: Any = Session([])
+    assert run_alignment(targets, ["one", "wrong", "three"], session) == EXIT_FAILED
+    assert texts_in(tmp_path) == {"a": "one\n", "c": "three\n"}
+    assert "b.wav: a text is wrong" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

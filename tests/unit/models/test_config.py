@@ -16,9 +16,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.own_names import STEMS
-from shmllm.models.specs import LayerSpec, MLPSpec, MoESpec, NormSpec
+from shmllm.models.specs import MLPSpec, MoESpec, NormSpec
 from shmllm.models.stream_specs import AltUpSpec
 
 MINIMAL: dict[str, Any] = {

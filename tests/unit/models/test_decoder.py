@@ -11,11 +11,12 @@ from torch import Tensor
 from shmllm.models.attention import Attention
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.layer_specs import PRE_NORMS, LayerNorms, LayerSpec
 from shmllm.models.layers import Linear, Norm, Storage, TokenEmbedding
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.mlp import MLP
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import PRE_NORMS, LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 
 HIDDEN, INNER, TOKENS = 8, 12, 3
 ATTENTION = AttentionSpec(

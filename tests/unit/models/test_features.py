@@ -15,9 +15,10 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.features import Feature, check_features, features_of
 from shmllm.models.fields import Fields
 from shmllm.models.indexer_specs import IndexerSpec
+from shmllm.models.layer_specs import PRE_NORMS
 from shmllm.models.mixer_specs import Encoded, LatentAttentionSpec
 from shmllm.models.shard import Shard
-from shmllm.models.specs import PRE_NORMS, MoESpec, NormSpec
+from shmllm.models.specs import MoESpec, NormSpec
 from shmllm.worker.cpu import program as cpu
 from shmllm.worker.gpu import program as gpu
 

@@ -13,9 +13,9 @@ from support.published_configs import SIZES, read
 from transformers import Lfm3Config
 
 from shmllm.errors import EngineStartError
+from shmllm.models.layer_specs import LayerNorms
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.recurrent_specs import ShortConvolutionSpec
-from shmllm.models.specs import LayerNorms
 
 NAME = "Lfm3ForCausalLM"
 TOKENS = [(7 * position * position + 5) % 97 for position in range(40)]

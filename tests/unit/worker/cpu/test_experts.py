@@ -46,7 +46,8 @@ def test_no_layer_writes_the_number_by_which_another_one_counts_its_pieces() -> 
     ops = ExpertOps(program, Products(program, None), 0, buffers)
     layers = [MoE(HIDDEN, SPEC, Storage(_allocate, torch.float32)) for _ in range(3)]
     for layer in layers:
-        ops.experts(torch.zeros(MAX_TOKENS, HIDDEN), ops.route(layer), layer, None)
+        x = torch.zeros(MAX_TOKENS, HIDDEN)
+        ops.experts(x, ops.route(x, layer), layer, None)
     written = [operands[-1] for kernel, operands in program.recorded if kernel is SORT]
     assert len(set(written)) == len(layers)
     kept = {tensor.data_ptr() for tensor in program.kept if isinstance(tensor, torch.Tensor)}

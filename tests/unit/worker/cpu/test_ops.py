@@ -13,12 +13,13 @@ from torch import Tensor
 from shmllm.models.attention import Attention
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.layer_specs import LayerNorms, LayerSpec
 from shmllm.models.layers import Linear, Norm, Storage, TokenEmbedding
 from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.mlp import MLP
 from shmllm.models.rope import inverse_frequencies
 from shmllm.models.rope_config import RopeConfig
-from shmllm.models.specs import LayerNorms, LayerSpec, MLPSpec, NormSpec
+from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm_kernels.reference.activation import activate, xielu
 from shmllm_kernels.reference.norm import layer_norm, rms_norm
 from shmllm_kernels.reference.rope import rotate

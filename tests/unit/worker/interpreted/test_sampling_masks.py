@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from support.fake_gpu import FakeGpu
-from support.kept_tokens import assert_masks
 from support.reference_models import make_model
+from support.sampling_masks import assert_masks
 from support.variants import slow
 
 from shmllm import LLM, SamplingParams

@@ -14,7 +14,7 @@ from shmllm.worker.gpu.transfers import PendingArrays, Transfers
 BYTE_BITS, WORD_BITS = 8, 64
 
 
-class PendingKept:
+class PendingSamplingMasks:
     """Bits of the kept tokens, which the device copies to the host.
 
     Args:
@@ -39,7 +39,9 @@ class PendingKept:
         return SamplingMasks.of_entries(len(words), drawn[rows[entries]], token_ids)
 
 
-def fetch_kept(processed: Tensor, temperature: FloatArray, transfers: Transfers) -> PendingKept:
+def fetch_sampling_masks(
+    processed: Tensor, temperature: FloatArray, transfers: Transfers
+) -> PendingSamplingMasks:
     """Start to copy to the host which tokens the processing of logits has left.
 
     Args:
@@ -52,4 +54,4 @@ def fetch_kept(processed: Tensor, temperature: FloatArray, transfers: Transfers)
     bits = pad(kept.view(torch.uint8), (0, padding)).view(len(kept), -1, BYTE_BITS)
     places = torch.arange(BYTE_BITS, dtype=torch.uint8, device=kept.device)
     packed = (bits << places).sum(dim=2, dtype=torch.uint8)
-    return PendingKept(transfers.fetch(packed), temperature)
+    return PendingSamplingMasks(transfers.fetch(packed), temperature)
