@@ -98,51 +98,54 @@ class CpuSampler:
                     state.rewind()
             ids = [self._batch.token_ids[rows[index], : positions[index]] for index, _ in states]
             apply_logits_processors(logits, states, ids, custom.apply if custom else None)
-        keeps = bool(scored) or self._returns_masks
-        tokens = self.choose(logits, rows, positions, custom, keeps=keeps)
+        tokens, masks = self._choose(logits, rows, positions, custom, keeps=bool(scored))
         return SamplerOutput(
             tokens,
             self._score(reported, tokens, scored) if scored else None,
             custom.failures if custom else {},
-            self._masks(logits, rows) if self._returns_masks else None,
+            masks,
         )
 
-    def choose(
-        self,
-        logits: torch.Tensor,
-        rows: LongArray,
-        positions: LongArray,
-        custom: ProcessorStep | None = None,
-        *,
-        keeps: bool = False,
-    ) -> LongArray:
+    def choose(self, logits: torch.Tensor, rows: LongArray, positions: LongArray) -> LongArray:
         """Choose the tokens of rows whose logits need no masks, biases or penalties any more.
 
         Args:
             logits: (N, V) float32.
             rows: (N,) int64, the batch row of each row of logits.
             positions: (N,) int64, the position that each token will have.
-            custom: the custom processors in this step.
-            keeps: write the processed logits of drawn rows to `logits` if those are reported.
 
         Returns:
             (N,) int64 token ids.
         """
+        return self._choose(logits, rows, positions, None, keeps=False)[0]
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        rows: LongArray,
+        positions: LongArray,
+        custom: ProcessorStep | None,
+        *,
+        keeps: bool,
+    ) -> tuple[LongArray, SamplingMasks | None]:
+        """As `choose`, with the custom processors in this step, and the sampling masks if somebody
+        asks for them. `keeps`: write the processed logits of drawn rows to `logits` if those are
+        reported."""
         # numpy's argmax takes a tenth of the time of torch's.
         tokens: LongArray = logits.numpy().argmax(axis=1)
         drawn = np.flatnonzero(self._batch.temperature[rows])
+        samples = entries = np.zeros(0, np.int64)
         if drawn.size:
             processed = self._process(logits[torch.from_numpy(drawn)], rows[drawn], drawn, custom)
-            tokens[drawn] = self._draw(processed, rows[drawn], positions[drawn])
+            samples, entries = np.nonzero(processed.numpy() > -np.inf)
+            left = samples, entries
+            tokens[drawn] = self._draw(processed, rows[drawn], positions[drawn], *left)
             if keeps and not self._reports_raw:
                 logits[torch.from_numpy(drawn)] = processed
-        return tokens
-
-    def _masks(self, logits: torch.Tensor, rows: LongArray) -> SamplingMasks:
-        """Return the tokens that processing has left to each drawn row."""
-        drawn = np.flatnonzero(self._batch.temperature[rows])
-        samples, token_ids = np.nonzero(logits.numpy()[drawn] > -np.inf)
-        return SamplingMasks.of_entries(len(rows), drawn[samples], token_ids)
+        masks = None
+        if self._returns_masks:
+            masks = SamplingMasks.of_entries(len(rows), drawn[samples], entries)
+        return tokens, masks
 
     def _rows_to_score(self, rows: LongArray) -> list[tuple[int, Alternatives]]:
         """Return (index, alternatives) of the rows that ask for log-probabilities."""
@@ -188,9 +191,16 @@ class CpuSampler:
             )
         return logits
 
-    def _draw(self, logits: torch.Tensor, rows: LongArray, positions: LongArray) -> LongArray:
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        rows: LongArray,
+        positions: LongArray,
+        remaining_rows: LongArray,
+        entries: LongArray,
+    ) -> LongArray:
+        """Draw a token for each row, among the entries that remain in it."""
         values, seeds = logits.numpy(), self._batch.seeds[rows]
-        remaining_rows, entries = np.nonzero(values > -np.inf)
         if SPARSE_FRACTION * len(entries) < values.size:
             noisy = np.full_like(values, -np.inf)
             noise = gumbel_noise_at(seeds, positions, remaining_rows, entries)
