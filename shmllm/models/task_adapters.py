@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shmllm.formats.file_names import is_file_name
 from shmllm.models.fields import Fields
 
 _TASKS, _TASK = "lora_adaptations", "default_task"
@@ -35,7 +36,8 @@ class TaskDirectory:
     """An adapter in a directory beside a checkpoint, in the format of PEFT.
 
     Attributes:
-        task: the task, whose name the directory has.
+        task: the task, whose name the directory has: it lies where the digest of a checkpoint
+            (`shared_kv.weights_digest`) looks for adapters.
     """
 
     task: str
@@ -66,12 +68,20 @@ def read_task_adapters(fields: Fields) -> TaskAdapters | None:
 
 def read_task_directory(fields: Fields) -> TaskDirectory | None:
     """Returns the adapter that ``jina_task`` has chosen of ``task_names``, "retrieval" unless it
-    says otherwise, as in vLLM; None: there are none, because ``task_names`` is empty."""
+    says otherwise, as in vLLM; None: there are none, because ``task_names`` is empty.
+
+    Raises:
+        EngineStartError: the fields are wrong, or a task has the name of no directory in
+            ``adapters``, or of a hidden one.
+    """
     name = "task_names"
     has_names = fields.values.get(name) is not None
     tasks = fields.texts(name) if has_names else _TASKS_OF_V5
     if not tasks and fields.values.get("jina_task") is None:
         return None
+    for task in tasks:
+        if not is_file_name(task) or task.startswith("."):
+            raise fields.error(f"{name} has {task!r}, which can name no directory in 'adapters'")
     chosen = fields.text("jina_task", "retrieval")
     _check_chosen(fields, ("jina_task", chosen), name, tasks)
     return TaskDirectory(task=chosen)

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import mmap
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +18,11 @@ from typing import Self
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.file_names import is_file_name
 from shmllm.models.checkpoint import PackedTarget, changed
 from shmllm.models.fields import Fields, read_json_object
 from shmllm.sigbus import bus_guard
 
-_LONGEST_FILE_NAME = 255
 _libc = ctypes.CDLL(None)
 
 
@@ -55,6 +56,8 @@ class UnchangedFile(ABC):
     def __enter__(self) -> Self:
         try:
             status = self.path.stat()
+            if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
+                raise EngineStartError(f"cannot read {self.path}: it is not a regular file")
             self._identity = self._identity or _identity_of(status)
             self._check_unchanged()
             self._open()
@@ -107,7 +110,7 @@ def find_shards(directory: Path, single_name: str, index_name: str) -> list[Path
         return []
     fields = Fields(read_json_object(index), str(index))
     names = fields.table("weight_map").values()
-    if not names or not all(map(_is_file_name, names)):
+    if not names or not all(map(is_file_name, names)):
         raise fields.error("'weight_map' must map tensor names to file names")
     files = [directory / name for name in sorted(set(names))]
     for file in files:
@@ -118,13 +121,6 @@ def find_shards(directory: Path, single_name: str, index_name: str) -> list[Path
 
 def _identity_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _is_file_name(value: object) -> bool:
-    """Whether a value can be the name of a file in the same directory."""
-    if not isinstance(value, str) or not value.isprintable() or Path(value).name != value:
-        return False
-    return 0 < len(os.fsencode(value)) <= _LONGEST_FILE_NAME
 
 
 @contextmanager

@@ -207,6 +207,11 @@ CLASSIFIER = "ModernBertForSequenceClassification"
         ),
         ("JinaEmbeddingsV5Model", {"jina_task": "z"}, "'z' is none of task_names: 'retrieval', 't"),
         ("JinaEmbeddingsV5Model", {"jina_task": "z", "task_names": []}, "of task_names: none"),
+        *(
+            ("JinaEmbeddingsV5Model", {"jina_task": each, "task_names": [each]}, "no directory in")
+            for each in ("a/b", ".h", "..", "../../x", "/x", "", "a\0", "x" * 256)
+        ),
+        ("JinaEmbeddingsV5Model", {"task_names": ["retrieval", "a/b"]}, "task_names has 'a/b',"),
         ("JinaEmbeddingsV5Model", {"jina_task": 3}, "'jina_task' must be a string, not 3"),
         ("JinaEmbeddingsV5Model", {"task_names": "z"}, "'task_names' must be a list of strings"),
         ("JinaEmbeddingsV5Model", {"is_decoder": 1}, "'is_decoder' must be"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,18 @@ def test_missing_and_damaged_files_are_refused(case: Case) -> None:
     weights.unlink()
     with pytest.raises(EngineStartError, match=r"cannot read .*adapter_model\.safetensors"):
         case.read()
+
+
+def test_tensors_are_not_awaited_from_a_pipe(case: Case) -> None:
+    lora_adapters.write(case.directory, lora_adapters.draw(case.shapes))
+    weights = case.directory / "adapter_model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    # With this end open, no open(2) of the other one waits: the deadline of a test ends Python
+    # code, but not a library's.
+    end = os.open(weights, os.O_RDWR)
+    try:
+        with pytest.raises(EngineStartError, match=r"adapter_model\.saf.* not a regular file"):
+            case.read()
+    finally:
+        os.close(end)
