@@ -13,13 +13,13 @@ import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import zip_longest
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.pickled_names import pickled_storages, read_pickle
 from shmllm.formats.text_files import one_line
 from shmllm.models.tensor_files import UnchangedFile, find_shards, reading, release_pages
 
@@ -32,9 +32,6 @@ _DTYPES = (
 _LONGEST_REASON = 200
 _UNPICKLER_REASON = re.compile(r"(?:WeightsUnpickler error: |Trying to load )([^\n]*)")
 """What is wrong, in a message whose other sentences advise to run the file's code."""
-
-_STORAGE_MEMBER = re.compile(r"[^/]+/data/[^/]+")
-"""The names of an archive's members with the memory of tensors."""
 
 
 class PickleFile(UnchangedFile):
@@ -53,12 +50,10 @@ class PickleFile(UnchangedFile):
 
     def _open(self) -> None:
         try:
-            storages = _Storages(self.path)
-            self._is_mapped = storages.are_mappable
+            self._is_mapped = _check_storages(self.path)
             found = torch.load(
-                str(self.path), map_location=storages.note, weights_only=True, mmap=self._is_mapped
+                str(self.path), map_location="cpu", weights_only=True, mmap=self._is_mapped
             )
-            storages.check()
         except (OSError, EngineStartError):
             raise
         except pickle.UnpicklingError as error:
@@ -124,47 +119,34 @@ class PickleFile(UnchangedFile):
             release_pages(tensor)
 
 
-class _Storages:
-    """The memory of a file's tensors. torch believes the sizes in the pickle, and would read on
-    behind a member that has fewer bytes.
+def _check_storages(path: Path) -> bool:
+    """Checks that an archive has the memory of its tensors. torch believes the sizes in the pickle,
+    and would read on behind a member that has fewer bytes.
 
-    Attributes:
-        are_mappable: the file is an archive with its members as they are, not compressed.
+    Returns:
+        Whether the file is an archive with its members as they are, not compressed.
+
+    Raises:
+        EngineStartError: a member has another size than its tensors.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_archive = zipfile.is_zipfile(path)
-        self._noted: list[int] = []
-        self._sizes: list[int] = []
-        self.are_mappable = False
-        if self._is_archive:
-            with zipfile.ZipFile(path) as archive:
-                members = archive.infolist()
-            kept = [each for each in members if each.compress_type == zipfile.ZIP_STORED]
-            self.are_mappable = len(kept) == len(members)
-            self._sizes = [
-                each.file_size for each in members if _STORAGE_MEMBER.fullmatch(each.filename)
-            ]
-
-    def note(self, storage: torch.types.Storage, _location: str) -> torch.types.Storage:
-        """Take a storage that torch has made, and leave it where it is, on the CPU."""
-        self._noted.append(storage.nbytes())
-        return storage
-
-    def check(self) -> None:
-        """Raise EngineStartError if the members have less than the storages."""
-        if not self._is_archive:
-            return
-        missing = sum(self._noted) - sum(self._sizes)
-        pairs = zip_longest(
-            sorted(self._noted, reverse=True), sorted(self._sizes, reverse=True), fillvalue=0
-        )
-        if any(needed > size for needed, size in pairs):
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        # torch's reader does not distinguish the case of names.
+        sizes = {each.filename.lower(): each.file_size for each in members}
+        if len(sizes) != len(members):
+            raise EngineStartError(f"{path} is damaged: two of its members have one name")
+        name, content = read_pickle(archive)
+    for key, num_bytes in pickled_storages(content):
+        member = f"{name.removesuffix('data.pkl')}data/{key}"
+        size = sizes.get(member.lower(), 0)
+        if size != num_bytes:
             raise EngineStartError(
-                f"{self._path} is damaged: its tensors need {missing:,} bytes more than it has; "
-                "copy or download it again"
+                f"{path} is damaged: its member {member!r} has {size:,} bytes, its tensors "
+                f"{num_bytes:,}; copy or download it again"
             )
+    return all(each.compress_type == zipfile.ZIP_STORED for each in members)
 
 
 def find_pickles(directory: Path) -> list[PickleFile]:

@@ -91,6 +91,40 @@ def test_a_member_that_is_shorter_than_its_tensor_is_damage(method: int, tmp_pat
         PickleFile(short).__enter__()
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"data/0": 40, "data/9": 4000},
+        {"data/0": 800, "data/1": 400},
+        {"data/0": 40, "data/1": 1160},
+    ],
+    ids=["beside another one", "swapped", "beside a larger one"],
+)
+def test_each_member_has_the_size_of_its_own_tensor(sizes: dict[str, int], tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(100), "b": torch.ones(200)}, tmp_path / "m.bin")
+    wrong = tmp_path / "wrong.bin"
+    with zipfile.ZipFile(tmp_path / "m.bin") as archive, zipfile.ZipFile(wrong, "w") as new:
+        for name in archive.namelist():
+            short = name.removeprefix("m/")
+            content = bytes(sizes[short]) if short in sizes else archive.read(name)
+            new.writestr(name, content)
+        if "data/9" in sizes:
+            new.writestr("m/data/9", bytes(sizes["data/9"]))
+    with pytest.raises(EngineStartError, match=r"member 'm/data/0' has \d+ bytes, its tensors 400"):
+        PickleFile(wrong).__enter__()
+
+
+def test_the_sums_of_members_may_be_missing(
+    tensors: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        found = read(saved(tensors, tmp_path / "m.bin"))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert found.keys() == tensors.keys()
+
+
 def test_tensors_that_share_memory_do_not_exceed_the_size_of_the_file(tmp_path: Path) -> None:
     row = torch.randn(1, 1000)
     file = saved({"a": row, "b": row, "all": row.expand(50, 1000)}, tmp_path / "m.bin")
