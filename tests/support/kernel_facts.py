@@ -100,6 +100,7 @@ FACTS = {
     "few_routing._route_rows": Facts(256, 32),  # before its loops, of more than 256 experts
     "group._meet": Facts(32),
     "group._sum_parts": ROWS,
+    "identities._take_identities": ROWS,
     "indexer._choose_tokens": KEPT,
     "indexer._score_index_keys": TILES,
     "indexer._store_index_keys": KEPT,

@@ -68,6 +68,7 @@ from shmllm_kernels.gpu.few_mamba2 import run_mamba2
 from shmllm_kernels.gpu.few_routing import route_rows
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
+from shmllm_kernels.gpu.identities import take_identities
 from shmllm_kernels.gpu.indexer import choose_tokens, store_index_keys
 from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
@@ -381,6 +382,13 @@ def integers(*shape: int) -> torch.Tensor:
     return empty(*shape, dtype=torch.int32)
 
 
+def identities() -> None:
+    """Launch what returns the rows that LongCat-Flash's experts read, of each dtype."""
+    for dtype in (*HALVES, torch.float32):
+        x, weights = empty(4, 6144, dtype=dtype), empty(4, 12, dtype=torch.float32)
+        take_identities(x, x.clone(), empty(4, 12, dtype=torch.int32), weights, 512)
+
+
 def routers(facts: dict[str, Any], capability: int) -> None:
     """Launch the routers of DeepSeek-V3, DeepSeek-V2, ERNIE 4.5 21B-A3B, Phi-3.5-MoE and
     Kolibri 1."""
@@ -553,6 +561,7 @@ def mixtures(facts: dict[str, Any], key: str, capability: int, parts: list[str])
         experts(facts, key, capability)
         shared_experts(facts, key, capability)
         routers(facts, capability)
+        identities()
 
 
 def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:

@@ -116,6 +116,29 @@ def _order(ranks: Tensor) -> Tensor:
     return ranks.sort(dim=-1, descending=True, stable=True).indices
 
 
+def take_identities(
+    x: Tensor, ids: Tensor, weights: Tensor, num_experts: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the part of the choices that are no experts, but return what experts read.
+
+    Args:
+        x: [tokens, hidden], what experts read.
+        ids: [tokens, top_k], in ascending order, or -1 in all of a row; those from ``num_experts``
+            on are no experts.
+        weights: [tokens, top_k].
+        num_experts: the number of experts.
+
+    Returns:
+        The sum of their weights times ``x``, [tokens, hidden] in the dtype of ``x``; ids, where
+        theirs are that of the token's last expert, or 0; weights, where theirs are 0.
+    """
+    is_expert = ids < num_experts
+    last = ids.where(is_expert, 0).amax(-1, keepdim=True)
+    total = weights.masked_fill(is_expert, 0).sum(-1, keepdim=True)
+    out = (total * x.to(weights.dtype)).to(x.dtype)
+    return out, ids.where(is_expert, last), weights.masked_fill(~is_expert, 0)
+
+
 def gpt_oss_activation(gate_up: Tensor) -> Tensor:
     """Returns ``(up + 1) * gate * sigmoid(1.702 * gate)`` with bounded gate and up.
 

@@ -26,6 +26,7 @@ from conformance.float8_kernels import (
     Float8WriteConformance,
 )
 from conformance.group_kernels import GroupConformance
+from conformance.identity_kernels import IdentityConformance
 from conformance.indexer_kernels import IndexerKernelsConformance
 from conformance.latent_heads_kernels import LatentHeadsConformance
 from conformance.latent_kernels import LatentKernelsConformance
@@ -145,6 +146,10 @@ class TestSharedExpert(SharedExpertConformance):
 
 
 class TestGroup(GroupConformance):
+    pass
+
+
+class TestIdentities(IdentityConformance):
     pass
 
 

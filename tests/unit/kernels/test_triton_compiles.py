@@ -86,7 +86,7 @@ def test_the_rows_kernels_compile(compiled: list[Kernel]) -> None:
         "_selective_scan",
     } <= names
     assert {"choose_tokens", "_top_scores", "_unpack_step"} <= names
-    assert {"_route", "_sort_pairs", "_combine", "combine_single_row"} <= names
+    assert {"_route", "_sort_pairs", "_combine", "combine_single_row", "_take_identities"} <= names
     assert {"multiply_gate_and_up", "multiply_up", "multiply_down"} <= names
     assert {"_shrink", "_expand", "_shrink_pairs"} <= names
     check(found, 90)

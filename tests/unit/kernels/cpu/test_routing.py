@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
+from shmllm_kernels.cpu.routing import TAKE_IDENTITIES
 from shmllm_kernels.reference import moe
 from shmllm_kernels.reference.moe import Choice
+from tests.support.cpu_kernels import run_kernel
 from tests.support.moe_helpers import MoERun
 
 SHAPES = [(1, 1), (4, 1), (8, 2), (16, 16), (60, 4), (128, 8)]
@@ -252,3 +254,31 @@ def test_sparse_mixer_agrees_with_the_reference_on_ties_and_nan() -> None:
         ids, weights = moe.route(logits.double(), top_k, choice)
         assert torch.equal(run.ids, ids)
         torch.testing.assert_close(run.weights.double(), weights, equal_nan=True, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "width", "lowest", "choices"),
+    [
+        (50, 12, 100, 0, 30),
+        (3, 4, 1025, 10, 8),
+        (4, 3, 33, 0, 10),
+        (1, 1, 1, 0, 20),
+        (0, 2, 8, 0, 9),
+    ],
+    ids=["some", "all", "none", "one", "no tokens"],
+)
+def test_weights_of_choices_that_are_no_experts_multiply_what_experts_read(
+    tokens: int, top_k: int, width: int, lowest: int, choices: int
+) -> None:
+    num_experts, weights = 10, torch.rand(tokens, top_k)
+    order = torch.rand(tokens, choices).argsort(-1)
+    ids = order[:, :top_k].sort(-1).values + lowest
+    x = torch.randn(tokens, width + 3)
+    wide = torch.full((tokens, width + 5), torch.nan)
+    want, of_experts, kept = moe.take_identities(x[:, :width], ids, weights, num_experts)
+    rows = [x, 4 * x.stride(0), wide, 4 * wide.stride(0)]
+    run_kernel(TAKE_IDENTITIES, tokens, top_k, num_experts, ids, weights, *rows, width)
+    torch.testing.assert_close(wide[:, :width], want)
+    assert wide[:, width:].isnan().all()
+    assert torch.equal(ids, of_experts)
+    assert torch.equal(weights, kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.few_routing_kernel import FewRoutingConformance
+from conformance.identity_kernels import IdentityConformance
 
 
 class TestExpertKernels(ExpertKernelsConformance):
@@ -11,4 +12,8 @@ class TestExpertKernels(ExpertKernelsConformance):
 
 
 class TestFewRouting(FewRoutingConformance):
+    pass
+
+
+class TestIdentities(IdentityConformance):
     pass
