@@ -109,6 +109,8 @@ class ModelConfig(ItemTowers):
         weights_of: for each layer the one whose weights it has, itself or an earlier one; empty:
             each layer has its own.
         skipped_prefixes: those of names of tensors in checkpoints that the model lacks.
+        skipped_experts: the layers of checkpoints that have tensors of experts that the model
+            lacks, and the numbers of these experts; None: there are none.
         zeros_if_absent: the ends of names of weights that are 0 where a checkpoint lacks them.
         extra_files: the names of files beside the checkpoint, which begin those of their tensors.
         task_adapters: the adapters that its checkpoint has for tasks, or which one of those beside.
@@ -163,6 +165,7 @@ class ModelConfig(ItemTowers):
     returns_experts: bool = False
     weights_of: tuple[int, ...] = ()
     skipped_prefixes: tuple[str, ...] = ()
+    skipped_experts: tuple[range, range] | None = None
     zeros_if_absent: tuple[str, ...] = ()
     extra_files: tuple[str, ...] = ()
     task_adapters: TaskAdapters | TaskDirectory | None = None

@@ -7,6 +7,7 @@ the task of `ops.Ops`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
@@ -35,6 +36,7 @@ from shmllm.models.widths import reads_embeds
 
 Rename = Callable[[NamedWeights, ModelConfig], NamedWeights]
 """Returns the destinations of a family's names, made from those of the default names."""
+_OF_EXPERT = re.compile(r"model\.layers\.([0-9]+)\.mlp\.experts\.([0-9]+)\.")
 
 
 class DecoderModel(Model):
@@ -217,8 +219,16 @@ class DecoderModel(Model):
         if of_tower is not None or (self.towers and tower_name(name) is not None):
             return of_tower
         known = model_name(name, self.config.tie_word_embeddings)
-        is_skipped = known is not None and known.startswith(self._left_out)
-        return None if is_skipped else known
+        if known is None or known.startswith(self._left_out):
+            return None
+        return None if self._is_of_skipped_expert(known) else known
+
+    def _is_of_skipped_expert(self, name: str) -> bool:
+        if self.config.skipped_experts is None:
+            return False
+        layers, experts = self.config.skipped_experts
+        found = _OF_EXPERT.match(name)
+        return found is not None and int(found[1]) in layers and int(found[2]) in experts
 
     def _default_weights(self) -> NamedWeights:
         """Returns the destinations of the default names, but for those of heads and towers."""

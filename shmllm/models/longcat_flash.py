@@ -93,15 +93,12 @@ def configure(fields: Fields) -> ModelConfig:
         LayerSpec(mixer=attention, mlp=first, mixed_scale=factor),
         LayerSpec(mixer=attention, mlp=mlp, mixed_scale=factor, adds_shortcut=True),
     ]
-    unread = [  # files of transformers have gates and ups of choices that are no experts
-        f"{_LAYER}{layer}.mlp.experts.{expert}."
-        for layer in range(num_layers)
-        for expert in range(experts.num_experts, experts.num_choices)
-    ]
     return replace(
         read_model(fields, halves * num_layers, positions),
         norm=read_norm(fields, default=1e-5),
-        skipped_prefixes=("model.mtp.", *unread),  # the first ones predict further tokens
+        skipped_prefixes=("model.mtp.",),  # they predict further tokens
+        # Files of transformers have gates and ups of choices that are no experts.
+        skipped_experts=(range(num_layers), range(experts.num_experts, experts.num_choices)),
     )
 
 

@@ -102,6 +102,7 @@ def _comparable(config: ModelConfig) -> Values:
             dtype=None,
             eos_token_ids=(),
             skipped_prefixes=(),  # what the file does not have
+            skipped_experts=None,
         )
     )
 

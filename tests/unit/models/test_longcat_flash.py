@@ -47,6 +47,20 @@ def test_tokens_of_experts_or_identities_alone(
     assert_logits_close(ours, reference_logits(model, TOKENS), 1e-4)
 
 
+def test_tensors_of_identities_are_skipped(made: tuple[Any, Path]) -> None:
+    model = load(made[1])
+    experts, identities = SIZES["n_routed_experts"], SIZES["zero_expert_num"]
+    skipped = [
+        (layer, expert)
+        for layer in range(4)
+        for expert in range(experts + identities + 2)
+        if model.known_name(f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight") is None
+    ]
+    unread = range(experts, experts + identities)
+    assert skipped == [(layer, expert) for layer in range(2) for expert in unread]
+    assert model.known_name("model.mtp.layers.0.embed_tokens.weight") is None
+
+
 def test_stages_have_both_halves_of_a_layer(made: tuple[Any, Path]) -> None:
     config = ModelConfig.from_directory(made[1])
     stages = [stage_config(config, index, 2).stage.layers for index in range(2)]
