@@ -68,8 +68,8 @@ class CpuBuffers:
         logits: [max_samples, vocab].
         scored: [SCORED_ROWS, hidden], hidden states of prompt tokens that are scored.
         scored_logits: [SCORED_ROWS, vocab], the logits of `scored`.
-        began: [max_tokens, hidden], the embeddings that layers read beside the residual stream,
-            else empty.
+        aside: [max_tokens, hidden], what later layers read or add: embeddings, or
+            outputs of experts; else empty.
         given: [max_tokens, hidden], the hidden states that a model reads which drafts for
             another one, else empty.
         kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
@@ -153,7 +153,7 @@ class CpuBuffers:
             if width is not None
         }
         self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
-        self.began = buffer(max_tokens if sets_aside(config) else 0, hidden)
+        self.aside = buffer(max_tokens if sets_aside(config) else 0, hidden)
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), torch.float32)
         self.per_layer: Tensor | None = None

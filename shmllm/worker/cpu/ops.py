@@ -201,10 +201,10 @@ class CpuOps:
         return joined
 
     def set_aside(self, residual: Tensor) -> None:
-        self._place(residual, self._buffers.began)
+        self._place(residual, self._buffers.aside)
 
     def aside(self) -> Tensor:
-        return self._buffers.began
+        return self._buffers.aside
 
     def keep(self, residual: Tensor, place: int) -> None:
         self._place(residual, self._buffers.kept[:, place])

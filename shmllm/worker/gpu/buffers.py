@@ -98,8 +98,8 @@ class GpuBuffers:
             is.
         exact: [max_samples, hidden] float32, what such an LM head reads, else empty.
         experts: the buffers of each mixture of experts.
-        began: [max_tokens, hidden], the embeddings that layers read beside the residual stream,
-            else empty.
+        aside: [max_tokens, hidden], what later layers read or add: embeddings, or
+            outputs of experts; else empty.
         given: [max_tokens, hidden], the hidden states that a model reads which drafts for
             another one, else empty.
         kept: [max_tokens, levels, hidden], the residual streams that such a model gets.
@@ -204,7 +204,7 @@ class GpuBuffers:
         }
         self.routed = allocate_routed(allocate, config, max_tokens)
         self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
-        self.began = buffer(max_tokens if sets_aside(config) else 0, hidden)
+        self.aside = buffer(max_tokens if sets_aside(config) else 0, hidden)
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)
         self.kept = allocate((max_tokens, len(config.kept_levels), hidden), self._dtype)
         self.per_layer: Tensor | None = None

@@ -242,10 +242,10 @@ class GpuOps(StreamLaunches):
         return torch.cat((first, second[:, : first.shape[1]]), 1, out=joined)
 
     def set_aside(self, residual: Tensor) -> None:
-        self._buffers.began[: len(residual)].copy_(residual)
+        self._buffers.aside[: len(residual)].copy_(residual)
 
     def aside(self) -> Tensor:
-        return self._buffers.began[: self._descriptor.num_tokens]
+        return self._buffers.aside[: self._descriptor.num_tokens]
 
     def keep(self, residual: Tensor, place: int) -> None:
         self._buffers.kept[: len(residual), place].copy_(residual)
