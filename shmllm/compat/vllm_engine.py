@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import shmllm.frontend.llm
 from shmllm.compat.external_launcher import is_launched, own_options, shared_llm
-from shmllm.compat.vllm_engine_args import EngineArgs, engine_options
+from shmllm.compat.vllm_engine_args import EngineArgs, config_options
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_names import (
     conversation_options,
@@ -295,9 +295,9 @@ class LLMEngine(EngineView):
 
     @classmethod
     def from_vllm_config(cls, vllm_config: Any, **options: Any) -> Self:
-        """Starts an engine with the options of `EngineArgs.create_engine_config`. Other arguments
-        are ignored."""
-        return cls(LLM(**engine_options(vllm_config, options)))
+        """Starts an engine with the options of `EngineArgs.create_engine_config`. Of vLLM's other
+        arguments `stat_loggers` has an effect; unknown ones are a TypeError."""
+        return cls(LLM(**config_options("LLMEngine", vllm_config, options)))
 
     def add_request(
         self,
