@@ -1,8 +1,9 @@
 """One engine for several trainer processes, as vLLM's executor "external_launcher" has it.
 
 A launcher such as torchrun starts the processes. Each group of consecutive ranks, as many as
-`tensor_parallel_size` times `pipeline_parallel_size`, makes the same calls. The group's first process has the engine and shares what each call
-returns or raises; the others wait for that. This module knows nothing of trainers.
+`tensor_parallel_size` times `pipeline_parallel_size`, makes the same calls. The group's first
+process has the engine and shares what each call returns or raises; the others wait for that. This
+module knows nothing of trainers.
 """
 
 from __future__ import annotations
