@@ -1,8 +1,9 @@
 """One engine for several trainer processes, as vLLM's executor "external_launcher" has it.
 
-A launcher such as torchrun starts the processes. Each group of `tensor_parallel_size` consecutive
-ranks makes the same calls. The group's first process has the engine and shares what each call
-returns or raises; the others wait for that. This module knows nothing of trainers.
+A launcher such as torchrun starts the processes. Each group of consecutive ranks, as many as
+`tensor_parallel_size` times `pipeline_parallel_size`, makes the same calls. The group's first
+process has the engine and shares what each call returns or raises; the others wait for that. This
+module knows nothing of trainers.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ BACKEND = "external_launcher"
 
 _SHARED = """
     abandon_weight_update add_lora align apply_model beam_search chat classify collective_rpc
-    compute_weight_checksums embed encode enqueue finish_weight_update generate
+    compute_weight_checksums embed encode enqueue enqueue_chat finish_weight_update generate
     get_default_sampling_params get_metrics get_tokenizer get_weight_version get_world_size
-    health is_paused is_sleeping list_loras pause_generation pin_lora remove_lora
-    reset_encoder_cache reset_mm_cache reset_prefix_cache resume_generation score score_tokens
-    sleep start_profile start_weight_update stop_profile transcribe update_weight_version
-    wait_for_completion wake_up _num_unfinished
+    health is_paused is_sleeping list_loras pause_generation pin_lora release_kv_cache_memory
+    remove_lora reset_encoder_cache reset_mm_cache reset_prefix_cache resume_generation score
+    score_tokens sleep start_profile start_weight_update stop_profile transcribe
+    update_weight_version wait_for_completion wake_up _num_unfinished
 """
 CALLS = frozenset(_SHARED.split())
 """The methods of `LLM` that the first process makes for all."""

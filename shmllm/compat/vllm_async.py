@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, Self
 
 import shmllm.frontend.async_llm
-from shmllm.compat.vllm_engine_args import engine_options
+from shmllm.compat.vllm_engine_args import VllmConfig, config_options, engine_options
 from shmllm.compat.vllm_names import (
     is_of_engine,
     known,
@@ -113,13 +113,16 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
     logger_manager = None
 
     def __init__(self, model: Any = "tiny", executor_class: Any = None, **options: Any) -> None:
-        super().__init__(**translate(engine_options(model, options)))
+        config = options.get("vllm_config", model)
+        if executor_class is not None and not isinstance(config, VllmConfig):
+            raise TypeError("AsyncLLM() takes executor_class beside a VllmConfig only")
+        super().__init__(**translate(engine_options("AsyncLLM", model, options)))
 
     @classmethod
     def from_vllm_config(cls, vllm_config: Any, **options: Any) -> Self:
-        """Starts an engine with the options of `EngineArgs.create_engine_config`. Other arguments
-        are ignored."""
-        return cls(**engine_options(vllm_config, options))
+        """Starts an engine with the options of `EngineArgs.create_engine_config`. Of vLLM's other
+        arguments `stat_loggers` has an effect; unknown ones are a TypeError."""
+        return cls(**config_options("AsyncLLM", vllm_config, options))
 
     @classmethod
     def from_engine_args(

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import shmllm.frontend.llm
 from shmllm.compat.external_launcher import is_launched, own_options, shared_llm
-from shmllm.compat.vllm_engine_args import EngineArgs, engine_options
+from shmllm.compat.vllm_engine_args import EngineArgs, config_options
 from shmllm.compat.vllm_metrics import Metric, as_metrics
 from shmllm.compat.vllm_names import (
     conversation_options,
@@ -46,6 +46,7 @@ from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from shmllm.outputs.request import RequestOutput
+from shmllm.outputs.sleep_report import SleepState
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.params.signatures import takes_fields_of
 from shmllm.params.unknown_options import reject_unknown_options
@@ -228,15 +229,20 @@ class LLM(shmllm.frontend.llm.LLM):
 
     def release_kv_cache_memory(self) -> None:
         """Drops keys and values of an engine that sleeps at level 0, until
-        `wake_up(tags=["kv_cache"])`.
+        `wake_up(tags=["kv_cache"])`. The weights stay awake or asleep, and new requests are queued
+        or refused, as before.
 
         Raises:
             RequestError: the engine is awake.
         """
         if not self.is_sleeping():
             raise RequestError("release_kv_cache_memory needs an engine after sleep(level=0)")
-        self.sleep(level=1, mode="keep")
-        self.wake_up(["weights"])
+        asleep = SleepState(self._stats()["asleep"])
+        if SleepState.KV_CACHE in asleep:
+            return
+        self.sleep(level=1, mode="wait")  # which does not change the mode of an earlier sleep
+        if SleepState.WEIGHTS not in asleep:
+            self.wake_up(["weights"])
 
     @property
     def runner_type(self) -> str:
@@ -289,9 +295,9 @@ class LLMEngine(EngineView):
 
     @classmethod
     def from_vllm_config(cls, vllm_config: Any, **options: Any) -> Self:
-        """Starts an engine with the options of `EngineArgs.create_engine_config`. Other arguments
-        are ignored."""
-        return cls(LLM(**engine_options(vllm_config, options)))
+        """Starts an engine with the options of `EngineArgs.create_engine_config`. Of vLLM's other
+        arguments `stat_loggers` has an effect; unknown ones are a TypeError."""
+        return cls(LLM(**config_options("LLMEngine", vllm_config, options)))
 
     def add_request(
         self,

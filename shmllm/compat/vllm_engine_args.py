@@ -139,20 +139,35 @@ _BESIDE_CONFIG = (
 )
 
 
-def engine_options(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def engine_options(callee: str, model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of an engine from the arguments of its class.
 
     Args:
+        callee: the name of the class, for messages.
         model: the model, or a VllmConfig.
-        options: the other options; or `vllm_config`, and arguments of vLLM's class beside it, which
-            have no effect.
+        options: the other options; or `vllm_config`, and arguments of vLLM's class beside it, of
+            which only `stat_loggers` has an effect.
 
     Raises:
-        TypeError: an argument beside a configuration is unknown.
+        TypeError: `vllm_config` is no VllmConfig, or an argument beside it is unknown.
     """
     config = options.get("vllm_config", model)
     if not isinstance(config, VllmConfig):
+        if "vllm_config" in options:
+            return config_options(callee, config, {})
         return {"model": model, **options}
     others = {name: value for name, value in options.items() if name != "vllm_config"}
-    reject_unknown_options("AsyncLLM", others, _BESIDE_CONFIG)
-    return config.engine_args.llm_options()
+    return config_options(callee, config, others)
+
+
+def config_options(callee: str, config: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+    """As `engine_options`, of a configuration and the arguments beside it."""
+    if not isinstance(config, VllmConfig):
+        raise TypeError(
+            f"vllm_config of {callee} must be what EngineArgs.create_engine_config returns, "
+            f"got {type(config).__name__}"
+        )
+    reject_unknown_options(callee, others, _BESIDE_CONFIG)
+    loggers = others.get("stat_loggers")
+    given = {} if loggers is None else {"stat_loggers": loggers}
+    return config.engine_args.llm_options() | given

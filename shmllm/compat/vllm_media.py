@@ -18,9 +18,11 @@ _LOUDEST = 2**15 - 1
 
 
 def encode_image_base64(image: Any, *, image_mode: str | None = "RGB", format: str = "PNG") -> str:
-    """The file of an image in base64; `image_mode` None keeps the image's mode."""
+    """The file of an image in base64; `image_mode` None keeps the image's mode, and another one
+    converts the image as `convert_image_mode` does."""
     file = io.BytesIO()
-    (image if image_mode is None else image.convert(image_mode)).save(file, format)
+    converted = image if image_mode is None else convert_image_mode(image, image_mode)
+    converted.save(file, format)
     return b64encode(file.getvalue()).decode()
 
 

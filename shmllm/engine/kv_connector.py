@@ -47,11 +47,11 @@ class ConnectedEngine(NoBlocks):
     ) -> None:
         from shmllm.plugins.connectors import load_connector_class
         from shmllm.plugins.kv_connector import ConnectorContext
-        from shmllm.plugins.qualified_names import in_one_line
+        from shmllm.plugins.qualified_names import in_one_line, shown
 
         self._config, self._runner, self._on_problem = config, runner, on_problem
         plugins = config.plugins
-        self._name = plugins.kv_connector
+        self._name = shown(plugins.kv_connector)
         _check_groups(runner)
         try:
             identity = self._identity(source)
@@ -60,7 +60,7 @@ class ConnectedEngine(NoBlocks):
         extra = plugins.kv_connector_extra_config or {}
         context = ConnectorContext(extra, plugins.kv_role, identity, kv_cache.block_size)
         try:
-            self._connector = load_connector_class(self._name)(context)
+            self._connector = load_connector_class(plugins.kv_connector)(context)
         except ShmLLMError:
             raise
         except Exception as problem:

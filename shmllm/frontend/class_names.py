@@ -12,7 +12,7 @@ def name_class(given: Any, multiprocess: bool) -> Any:
 
     Args:
         given: a class or a name.
-        multiprocess: whether the engine is another process.
+        multiprocess: whether other processes than this one import the class.
 
     Raises:
         EngineStartError: an engine could neither import nor unpickle the class.

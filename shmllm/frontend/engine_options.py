@@ -15,6 +15,7 @@ from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig
 from shmllm.config.front_end import FrontEndConfig
 from shmllm.config.load import with_only_text
 from shmllm.config.options import JsonObject, Option, Section
+from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.formats.draft_heads import Verifier, verifier_of
 from shmllm.frontend.class_names import name_class, name_processors
@@ -110,10 +111,12 @@ def make_engine_config(model: str = "tiny", **options: Any) -> EngineConfig:
 def _make_configs(options: dict[str, Any]) -> tuple[FrontEndConfig, EngineConfig]:
     values = options
     front_end = FrontEndConfig(**_fields_of(FrontEndConfig, values))
-    named = name_processors(values.get("logits_processors"), front_end.multiprocess)
+    parallel = ParallelConfig(**_fields_of(ParallelConfig, values))
+    others_import = front_end.multiprocess or parallel.num_processes > 1
+    named = name_processors(values.get("logits_processors"), others_import)
     values = values | {"logits_processors": named}
     given = {each: values.get(each, "") for each in ("worker_extension_cls", "kv_connector")}
-    classes = {name: name_class(each, front_end.multiprocess) for name, each in given.items()}
+    classes = {name: name_class(each, others_import) for name, each in given.items()}
     values = values | classes
     sections = {name: _fields_of(section, values) for name, section in SECTIONS.items()}
     sections["graphs"] = _add_compilation(front_end.compilation_config, sections["graphs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ def read_profiler_config(config: Mapping[str, Any] | None) -> ProfilerSettings:
 
     Raises:
         TypeError: it is no mapping, has an unknown key, or means another profiler.
-        EngineStartError: a number of steps is not valid.
+        EngineStartError: the directory or a number of steps is not valid.
     """
     if config is None:
         return ProfilerSettings()
@@ -55,9 +56,14 @@ def read_profiler_config(config: Mapping[str, Any] | None) -> ProfilerSettings:
         logger.warning("profiler_config: %s has no effect", ", ".join(unused))
     bounds = {name: config[name] for name in _BOUNDS if config.get(name) is not None}
     for name, value in bounds.items():
-        if not isinstance(value, int) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise EngineStartError(
                 f"{name} of profiler_config is a number of steps that is not negative, "
                 f"got {value!r}"
             )
-    return ProfilerSettings(config.get("torch_profiler_dir") or None, **bounds)
+    directory = config.get("torch_profiler_dir") or None
+    if not isinstance(directory, str | os.PathLike | None):
+        raise EngineStartError(
+            f"torch_profiler_dir of profiler_config is a directory, got {directory!r}"
+        )
+    return ProfilerSettings(None if directory is None else os.fspath(directory), **bounds)

@@ -153,7 +153,12 @@ def test_a_program_for_vllm_under_a_launcher() -> None:
         )
         for rank in range(2)
     ]
-    lines = [each.communicate(timeout=PATIENCE_S)[0].split(maxsplit=1) for each in processes]
+    try:
+        lines = [each.communicate(timeout=PATIENCE_S)[0].split(maxsplit=1) for each in processes]
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
     assert [each.returncode for each in processes] == [0, 0]
     assert [rank for rank, _ in lines] == ["0", "1"]
     assert lines[0][1] == lines[1][1]

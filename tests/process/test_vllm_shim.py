@@ -13,7 +13,8 @@ from tqdm import tqdm
 import shmllm
 from shmllm.bench.engine_watch import EngineWatch
 from shmllm.compat import vllm as shim
-from shmllm.errors import EngineStartError, RequestError
+from shmllm.errors import EnginePausedError, EngineStartError, RequestError
+from shmllm.outputs.sleep_report import SleepState
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -203,6 +204,26 @@ def test_keys_and_values_are_released_apart_from_the_weights(llm: Any) -> None:
     assert llm.wake_up(tags=["kv_cache"])
     (output,) = llm.wait_for_completion(use_tqdm=False)
     assert (output.request_id, output.outputs[0].token_ids) == (request, expected)
+
+
+def test_a_release_leaves_the_mode_and_the_weights_as_they_are(llm: Any) -> None:
+    llm.sleep(level=0)
+    llm.release_kv_cache_memory()
+    llm.release_kv_cache_memory()
+    assert asleep(llm) == SleepState.SCHEDULING | SleepState.KV_CACHE
+    with pytest.raises(EnginePausedError):
+        llm.generate(PROMPTS[0], use_tqdm=False)
+    assert llm.wake_up()
+    for woken in ([], ["kv_cache"]):
+        llm.sleep(level=1)
+        llm.wake_up(woken)
+        llm.release_kv_cache_memory()
+        assert asleep(llm) == SleepState.SCHEDULING | SleepState.KV_CACHE | SleepState.WEIGHTS
+        assert llm.wake_up()
+
+
+def asleep(llm: Any) -> SleepState:
+    return SleepState(llm._stats()["asleep"])
 
 
 def test_prompts_are_cut(llm: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support.fakes import FakeEngineClient
 
 from shmllm.compat import vllm as shim
+from shmllm.compat import vllm_engine, vllm_engine_args
 from shmllm.errors import RequestError
 from shmllm.frontend import front_end
 from shmllm.params.pooling import PoolingParams
@@ -221,5 +222,14 @@ def test_an_engine_starts_with_a_configuration(monkeypatch: pytest.MonkeyPatch) 
             assert seen.pop().scheduler.max_num_seqs == 3
         with pytest.raises(TypeError, match="log_request'; the nearest option is 'log_requests'"):
             module.AsyncLLM(vllm_config=config, log_request=True)
+        with pytest.raises(TypeError, match=r"LLMEngine.*'log_request'"):
+            vllm_engine.LLMEngine.from_vllm_config(config, log_request=True)
+        for engine in (module.AsyncLLM, vllm_engine.LLMEngine):
+            with pytest.raises(TypeError, match="create_engine_config returns, got dict"):
+                engine.from_vllm_config({})
+        with pytest.raises(TypeError, match="executor_class beside a VllmConfig"):
+            module.AsyncLLM("tiny", executor)
+        given = vllm_engine_args.config_options("AsyncLLM", config, {"stat_loggers": [dict]})
+        assert given["stat_loggers"] == [dict]
     finally:
         shim.uninstall()

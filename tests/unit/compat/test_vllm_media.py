@@ -27,6 +27,18 @@ def test_images_become_urls_and_back(tmp_path: Path) -> None:
     assert media.encode_image_url(image, format="JPEG").startswith("data:image/jpeg;base64,")
 
 
+def test_what_is_transparent_becomes_white_in_a_file() -> None:
+    image = Image.new("RGBA", (2, 2), (200, 0, 0, 0))
+    image.putpixel((1, 1), (0, 0, 200, 255))
+    for encoded in (
+        media.encode_image_url(image),
+        "data:image/png;base64," + media.encode_image_base64(image),
+    ):
+        found = media.fetch_image(encoded)
+        assert found.getpixel((0, 0)) == (255, 255, 255)
+        assert found.getpixel((1, 1)) == (0, 0, 200)
+
+
 def test_sounds_become_urls_and_back() -> None:
     sound = np.linspace(-1, 1, 480, dtype=np.float32)
     samples, rate = media.fetch_audio(media.encode_audio_url(sound, 16000))
@@ -37,7 +49,7 @@ def test_sounds_become_urls_and_back() -> None:
 
 
 def test_nothing_is_fetched() -> None:
-    with pytest.raises(RequestError, match="the image"):
+    with pytest.raises(RequestError, match="nothing is fetched from a network"):
         media.fetch_image("https://example.com/x.png")
     with pytest.raises(TypeError, match="image_io_kwargs are not supported"):
         media.fetch_image("data:image/png;base64,", {"image_mode": "L"})

@@ -84,6 +84,20 @@ def test_a_connector_that_cannot_be_made_ends_the_start(digests: Any) -> None:
         make(kv_connector_extra_config={"a": 1})
 
 
+def test_messages_name_a_class_of_the_program_itself(
+    digests: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shmllm.plugins.qualified_names import name_of
+
+    class Own(Fragile):
+        pass
+
+    monkeypatch.setitem(globals(), "NAME", name_of(Own, own_process=True))
+    with pytest.raises(EngineStartError, match=r"__main__:.*Own cannot be made") as error:
+        make(kv_connector_extra_config={"a": 1})
+    assert "pickle:" not in str(error.value)
+
+
 def test_weights_without_a_digest_end_the_start(digests: Any) -> None:
     with pytest.raises(EngineStartError, match="kv_connector is not possible: no digest of other"):
         make(directory="other")

@@ -151,6 +151,10 @@ def test_profiler_config_gives_the_directory_of_traces(tmp_path):
     assert read_profiler_config(given) == ProfilerSettings("x", 2)
     with pytest.raises(EngineStartError, match=r"max_iterations .* got -1"):
         read_profiler_config({"max_iterations": -1})
+    assert read_profiler_config({"torch_profiler_dir": tmp_path}).directory == str(tmp_path)
+    for wrong in ({"torch_profiler_dir": 5}, {"max_iterations": True}):
+        with pytest.raises(EngineStartError, match=f"{next(iter(wrong))} of profiler_config"):
+            read_profiler_config(wrong)
     for wrong in ("x", {"profiler": "cuda"}):
         with pytest.raises(TypeError, match="torch_profiler_dir"):
             read_profiler_config(wrong)
