@@ -17,6 +17,8 @@ from shmllm.wire.messages import Method, RecordKind
 
 CUT_OFF = "sent invalid messages"
 """What the front end's error says."""
+FIRST_CALL = 2**40 + 10_007
+"""Random records hardly ever have the number of a call, whose reply theirs would be taken for."""
 
 
 class RawFrontEnd:
@@ -24,6 +26,7 @@ class RawFrontEnd:
 
     def __init__(self, name: str) -> None:
         self.client = AttachedEngineClient(name)
+        self.client._num_calls = FIRST_CALL
         self.channel = self.client._channel
         self.memory = self.channel._client.buffer
 
