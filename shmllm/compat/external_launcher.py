@@ -63,6 +63,11 @@ def _leave_groups() -> None:
         dist.destroy_process_group()
 
 
+def group_size(options: Mapping[str, Any]) -> int:
+    """How many processes share an engine: as many as it has ranks."""
+    return prod(options.get(f"{each}_parallel_size") or 1 for each in ("tensor", "pipeline"))
+
+
 def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the engine of this process or of its group: without the backend, and with the
     GPU that the launcher meant for the process."""
@@ -280,5 +285,5 @@ def shared_llm(options: Mapping[str, Any], make: Callable[..., Any]) -> SharedLL
     if not is_launched(options):
         return None
     _join_default_group()
-    size = prod(options.get(f"{each}_parallel_size") or 1 for each in ("tensor", "pipeline"))
+    size = group_size(options)
     return SharedLLM(TorchGroup(size), lambda: make(**own_options(options))) if size > 1 else None

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Self
 
 from shmllm.compat import vllm_engine
-from shmllm.compat.external_launcher import BACKEND, SharedLLM, TorchGroup
+from shmllm.compat.external_launcher import BACKEND, SharedLLM, TorchGroup, group_size
 from shmllm.compat.trl_adapters import sends_adapters
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.sleep_report import SleepReport
@@ -44,7 +44,7 @@ class LLM(vllm_engine.LLM):
 
     def __new__(cls, model: str, **options: Any) -> Self:
         backend = options.pop("distributed_executor_backend", None)
-        size = options.get("tensor_parallel_size") or 1
+        size = group_size(options)
         if backend == BACKEND and size > 1:
             shared: Any = SharedPolicy(TorchGroup(size), lambda: cls(model, **options))
             return shared  # type: ignore[no-any-return]

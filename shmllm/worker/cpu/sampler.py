@@ -138,8 +138,8 @@ class CpuSampler:
         if drawn.size:
             processed = self._process(logits[torch.from_numpy(drawn)], rows[drawn], drawn, custom)
             samples, entries = np.nonzero(processed.numpy() > -np.inf)
-            left = samples, entries
-            tokens[drawn] = self._draw(processed, rows[drawn], positions[drawn], *left)
+            drawn_at = positions[drawn]
+            tokens[drawn] = self._draw(processed, rows[drawn], drawn_at, samples, entries)
             if keeps and not self._reports_raw:
                 logits[torch.from_numpy(drawn)] = processed
         masks = None

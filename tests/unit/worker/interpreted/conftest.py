@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from support import cooperative_interpreter, exact_products, fast_interpreter, wide_tiles
     from support.fake_gpu import FakeGpu, lazy
     from support.kernel_helpers import draw
+
+    from shmllm.config.engine import EngineConfig
+    from shmllm.worker import make_runner
+    from shmllm.worker.fit_to_model import fit_to_model
+    from shmllm.worker.gpu.runner import GpuRunner
 
     fast_interpreter.install()
     cooperative_interpreter.install()
@@ -29,6 +35,15 @@ if os.environ.get("TRITON_INTERPRET") == "1":
         """A fake GPU that executes nothing before the host waits."""
         with FakeGpu(lazy) as device:
             yield device
+
+    @pytest.fixture
+    def on_fake_gpu(gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The engines of this process run on the fake GPU."""
+
+        def make(config: EngineConfig, *progress: Any) -> GpuRunner:
+            return GpuRunner(fit_to_model(config), gpu_device, *progress)
+
+        monkeypatch.setattr(make_runner, "make_runner", make)
 
     @pytest.fixture
     def launches_only(gpu_device: FakeGpu) -> None:

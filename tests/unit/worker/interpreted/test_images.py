@@ -24,10 +24,6 @@ from support.image_llms import prepared_of
 from support.vision_models import make_vision_model, reference_tokens
 
 from shmllm import LLM, SamplingParams
-from shmllm.config.engine import EngineConfig
-from shmllm.worker import make_runner
-from shmllm.worker.fit_to_model import fit_to_model
-from shmllm.worker.gpu.runner import GpuRunner
 
 __all__ = ["encoded", "subject"]
 
@@ -61,22 +57,16 @@ class TestImages(ImagesConformance):
         engine.run()
 
 
+@pytest.mark.usefixtures("on_fake_gpu")
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("kind", ["gemma", "gemma2"])
 def test_tokens_of_prompts_attend_to_all_of_the_prompt(
     kind: str,
     graphs: bool,
-    gpu_device: FakeGpu,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """PaliGemma's, with an image and without, beside requests that decode."""
-
-    def make(config: EngineConfig, *progress: Any) -> GpuRunner:
-        return GpuRunner(fit_to_model(config), gpu_device, *progress)
-
-    monkeypatch.setattr(make_runner, "make_runner", make)
     model = make_vision_model("paligemma", tmp_path, model_type=kind, num_hidden_layers=2)
     image = Image.fromarray(np.indices((70, 60)).sum(0).astype(np.uint8)).convert("RGB")
     prompts = [

@@ -5,22 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.fake_gpu import FakeGpu
 
 from shmllm import LLM, SamplingParams, StructuredOutputsParams
 from shmllm.config.engine import EngineConfig
 from shmllm.worker import make_runner
-from shmllm.worker.gpu.runner import GpuRunner
 
 PROMPTS = ["def add(a, b):", "import os"]
-
-
-@pytest.fixture
-def _use_fake_gpu(gpu_device: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(config: EngineConfig, *progress: Any) -> GpuRunner:
-        return GpuRunner(config, gpu_device, *progress)
-
-    monkeypatch.setattr(make_runner, "make_runner", make)
 
 
 def generate(**options: Any) -> tuple[list[str], LLM]:
@@ -41,7 +31,7 @@ def generate(**options: Any) -> tuple[list[str], LLM]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_use_fake_gpu")
+@pytest.mark.usefixtures("on_fake_gpu")
 def test_the_texts_equal_those_of_the_cpu() -> None:
     captured: list[tuple[int, int]] = []
     texts, llm = generate(
@@ -61,7 +51,7 @@ def test_the_texts_equal_those_of_the_cpu() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_use_fake_gpu")
+@pytest.mark.usefixtures("on_fake_gpu")
 def test_a_draft_model_changes_no_text() -> None:
     """With two completions of a prompt, a stop string among accepted tokens, and greedily."""
     params = [

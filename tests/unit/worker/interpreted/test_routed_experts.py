@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fake_gpu import FakeGpu
 from support.reference_models import make_model
 from support.router_hooks import chosen_experts
 from support.variants import slow
 
 from shmllm import LLM, SamplingParams
-from shmllm.config.engine import EngineConfig
-from shmllm.worker import make_runner
-from shmllm.worker.gpu.runner import GpuRunner
 
 OPTIONS: dict[str, Any] = {
     "enable_return_routed_experts": True, "dtype": "float32", "multiprocess": False,
@@ -26,6 +22,7 @@ GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [2]}
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "adaptive": False}
 
 
+@pytest.mark.usefixtures("on_fake_gpu")
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -39,15 +36,8 @@ def test_experts_equal_those_of_transformers(
     kind: str,
     options: dict[str, Any],
     tmp_path: Path,
-    gpu_device: FakeGpu,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a prompt of two chunks, and one that the prefix cache has a block of."""
-
-    def make(config: EngineConfig, *progress: Any) -> GpuRunner:
-        return GpuRunner(config, gpu_device, *progress)
-
-    monkeypatch.setattr(make_runner, "make_runner", make)
     model = make_model(kind, tmp_path, num_hidden_layers=2)
     prompts = [list(range(1, 21)), [*range(1, 17), 3, 4, 3, 4, 3]]
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)

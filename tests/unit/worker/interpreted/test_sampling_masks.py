@@ -6,15 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_gpu import FakeGpu
 from support.reference_models import make_model
 from support.sampling_masks import assert_masks
 from support.variants import slow
 
 from shmllm import LLM, SamplingParams
-from shmllm.config.engine import EngineConfig
-from shmllm.worker import make_runner
-from shmllm.worker.gpu.runner import GpuRunner
 
 OPTIONS: dict[str, Any] = {
     "return_sampling_mask": True, "logprobs_mode": "processed_logprobs", "dtype": "float32",
@@ -24,17 +20,12 @@ OPTIONS: dict[str, Any] = {
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 2, "adaptive": False}
 
 
+@pytest.mark.usefixtures("on_fake_gpu")
 @pytest.mark.parametrize("options", [{}, slow({"speculative_config": DRAFTS})])
 def test_masks_equal_those_of_transformers(
     options: dict[str, Any],
     tmp_path: Path,
-    gpu_device: FakeGpu,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def make(config: EngineConfig, *progress: Any) -> GpuRunner:
-        return GpuRunner(config, gpu_device, *progress)
-
-    monkeypatch.setattr(make_runner, "make_runner", make)
     model = make_model("llama", tmp_path)
     params = SamplingParams(
         temperature=0.8, top_k=30, top_p=0.9, min_p=0.01, seed=3, max_tokens=5, ignore_eos=True
