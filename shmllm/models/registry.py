@@ -110,7 +110,7 @@ def find_family(architecture: str) -> Any:
         raise EngineStartError(f"{architecture} is not supported: {REFUSED[architecture]}")
     if name not in ARCHITECTURES:
         raise EngineStartError(_unknown(architecture))
-    return import_module(f"shmllm.models.{ARCHITECTURES[name]}")
+    return import_module(f"shmllm.models.families.{ARCHITECTURES[name]}")
 
 
 def _find_registered(architecture: str, name: str) -> Any:

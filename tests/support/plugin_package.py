@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 FAMILY = """
-from shmllm.models.llama import configure
+from shmllm.models.families.llama import configure
 """
 GENERAL = """
 def register():

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.models.glm4.modeling_glm4 import Glm4DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3MLP
 
-from shmllm.models import baichuan
+from shmllm.models.families import baichuan
 from shmllm.models.weight_names import renamed
 
 

@@ -1,5 +1,5 @@
-"""The encoders of T5 (Raffel et al., 2020), mT5 and UMT5. See `models/t5_encoder.py` for those that
-are models of their own."""
+"""The encoders of T5 (Raffel et al., 2020), mT5 and UMT5. Those that are models of their own
+are in `models/families/t5_encoder.py`."""
 
 from __future__ import annotations
 

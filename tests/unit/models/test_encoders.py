@@ -164,7 +164,7 @@ def test_the_windows_of_embeddinggemma_agree_with_transformers(tmp_path: Path) -
 )
 def test_architectures_without_an_lm_head(architecture: str, purpose: Purpose, family: str) -> None:
     assert purpose_of(architecture) is purpose
-    assert find_family(architecture).__name__ == f"shmllm.models.{family}"
+    assert find_family(architecture).__name__ == f"shmllm.models.families.{family}"
 
 
 MIXED = {"moe_every_n_layers": 2, "num_experts": 8, "moe_top_k": 2}

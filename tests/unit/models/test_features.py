@@ -10,8 +10,8 @@ import pytest
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
-from shmllm.models import llama
 from shmllm.models.config import ModelConfig
+from shmllm.models.families import llama
 from shmllm.models.features import Feature, check_features, features_of
 from shmllm.models.fields import Fields
 from shmllm.models.indexer_specs import IndexerSpec

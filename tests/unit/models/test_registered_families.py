@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shmllm.errors import EngineStartError
-from shmllm.models import llama, registry
+from shmllm.models import registry
+from shmllm.models.families import llama
 
 
 @pytest.fixture(autouse=True)
@@ -13,9 +14,9 @@ def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "REGISTERED", {})
 
 
-@pytest.mark.parametrize("name", ["shmllm.models.llama", "shmllm.models:llama"])
+@pytest.mark.parametrize("name", ["shmllm.models.families.llama", "shmllm.models:llama"])
 def test_a_family_is_a_module_or_an_object(name: str) -> None:
-    import shmllm.models.llama  # noqa: F401
+    import shmllm.models.families.llama  # noqa: F401
 
     registry.register_model("OwnForCausalLM", name)
     assert registry.find_family("OwnForCausalLM") is llama
@@ -29,7 +30,7 @@ def test_a_name_of_another_form_is_refused(name: object) -> None:
 
 def test_our_own_architectures_cannot_be_replaced() -> None:
     with pytest.raises(ValueError, match="LlamaForCausalLM is an architecture"):
-        registry.register_model("LlamaForCausalLM", "shmllm.models.llama")
+        registry.register_model("LlamaForCausalLM", "shmllm.models.families.llama")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,6 @@ def test_a_family_that_is_none_is_an_error_of_one_line(name: str, message: str) 
 
 
 def test_a_registered_architecture_is_one_of_the_nearest() -> None:
-    registry.register_model("OwnForCausalLM", "shmllm.models.llama")
+    registry.register_model("OwnForCausalLM", "shmllm.models.families.llama")
     with pytest.raises(EngineStartError, match="OwnForCausalLM"):
         registry.find_family("OwnForCausalLn")

@@ -19,9 +19,9 @@ from support.model_helpers import (
 )
 
 from shmllm.errors import EngineStartError
-from shmllm.models import baichuan
 from shmllm.models.bias_specs import LinearBiases
 from shmllm.models.config import ModelConfig
+from shmllm.models.families import baichuan
 from shmllm.models.head_specs import DenseSpec
 from shmllm.models.specs import MLPSpec, NormSpec
 

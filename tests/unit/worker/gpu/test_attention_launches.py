@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shmllm.models import llama
+from shmllm.models.families import llama
 from shmllm.models.fields import Fields
 from shmllm.worker.gpu.attention_launches import (
     DETERMINISTIC_SPLITS,
