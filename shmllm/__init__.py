@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         ShmLLMError,
     )
     from shmllm.frontend.async_llm import AsyncLLM, AsyncLLMEngine
-    from shmllm.frontend.engine_args import AsyncEngineArgs, EngineArgs
     from shmllm.frontend.llm import LLM
+    from shmllm.frontend.options.engine_args import AsyncEngineArgs, EngineArgs
     from shmllm.frontend.prompt_chunks import PromptChunk
     from shmllm.frontend.prompts import EmbedsPrompt, MultiModalPrompt, TextPrompt, TokensPrompt
     from shmllm.outputs import (
@@ -65,8 +65,8 @@ _IN_FRONT_END = {
     "AsyncLLM": "async_llm",
     "AsyncLLMEngine": "async_llm",
     "LLM": "llm",
-    "AsyncEngineArgs": "engine_args",
-    "EngineArgs": "engine_args",
+    "AsyncEngineArgs": "options.engine_args",
+    "EngineArgs": "options.engine_args",
     "EmbedsPrompt": "prompts",
     "MultiModalPrompt": "prompts",
     "PromptChunk": "prompt_chunks",

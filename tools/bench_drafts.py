@@ -36,7 +36,7 @@ from shmllm.core.plan import StepPlan
 from shmllm.core.request import Request
 from shmllm.engine.core import EngineCore
 from shmllm.frontend.model_files import resolve_model
-from shmllm.frontend.speculative_options import read_speculative_config
+from shmllm.frontend.options.speculative import read_speculative_config
 from shmllm.params.request import EngineCoreRequest
 from shmllm.params.sampling import SamplingParams
 from shmllm.worker.arrays import IntArray

@@ -118,7 +118,7 @@ def _named_engine(engine: dict[str, Any]) -> Iterator[str]:
     from shmllm.client.launch import named_engine_command
     from shmllm.config.environment import engine_environment
     from shmllm.errors import EngineStartError
-    from shmllm.frontend.engine_options import make_engine_config
+    from shmllm.frontend.options.engine_options import make_engine_config
     from shmllm.ipc import registry
     from shmllm.ipc.states import EngineState
 

@@ -89,7 +89,7 @@ def start(
     from shmllm.client.launch import named_engine_command
     from shmllm.config import processes
     from shmllm.config.environment import engine_environment
-    from shmllm.frontend.engine_options import make_engine_config
+    from shmllm.frontend.options.engine_options import make_engine_config
     from shmllm.ipc import registry
 
     check_metrics_port(metrics_port)

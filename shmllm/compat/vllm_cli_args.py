@@ -1,7 +1,7 @@
 """The options of `EngineArgs` as command-line arguments, for programs with vLLM's arguments.
 
-This module makes one argument from each option of shmllm and of `frontend.foreign_tables`; the
-classes of the configurations decide which values are valid.
+This module makes one argument from each option of shmllm and of
+`frontend.options.foreign_tables`; the classes of the configurations decide which values are valid.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from shmllm.frontend.engine_args import EngineArgs
-from shmllm.frontend.engine_options import LLM_OPTIONS
+from shmllm.frontend.options.engine_args import EngineArgs
+from shmllm.frontend.options.engine_options import LLM_OPTIONS
 
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _COUNT = re.compile(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)")

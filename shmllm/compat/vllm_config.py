@@ -1,7 +1,7 @@
 """`vllm.config`: the classes that group vLLM's options, for programs that write them.
 
 An object holds the settings that the program gave; `translate` passes them to `LLM` as a dict. The
-table in `frontend.foreign_tables` says which of them have an effect.
+table in `frontend.options.foreign_tables` says which of them have an effect.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-import shmllm.frontend.engine_args
+import shmllm.frontend.options.engine_args
 from shmllm.compat.vllm_cli_args import add_arguments
 from shmllm.compat.vllm_options import translate
 from shmllm.params.signatures import takes_fields_of
@@ -83,8 +83,8 @@ class VllmConfig:
     engine_args: EngineArgs = field(repr=False)
 
 
-@takes_fields_of(shmllm.frontend.engine_args.EngineArgs)
-class EngineArgs(shmllm.frontend.engine_args.EngineArgs):
+@takes_fields_of(shmllm.frontend.options.engine_args.EngineArgs)
+class EngineArgs(shmllm.frontend.options.engine_args.EngineArgs):
     """`shmllm.EngineArgs` with vLLM's options."""
 
     def __init__(self, **options: Any) -> None:

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from shmllm.client.protocol import LoggedError
 from shmllm.frontend.async_requests import AsyncRequests
-from shmllm.frontend.async_weight_controls import AsyncWeightControls
 from shmllm.frontend.cancelled_calls import call_in_thread
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.llm import LLM
 from shmllm.frontend.pausing import PauseMode, fall_asleep, next_or_value, pause, resume
 from shmllm.frontend.poll_thread import PollThread
-from shmllm.frontend.weight_controls import CALLED_BY_NAME
+from shmllm.frontend.weights.async_controls import AsyncWeightControls
+from shmllm.frontend.weights.controls import CALLED_BY_NAME
 from shmllm.outputs.sleep_report import SleepReport
 from shmllm.params.lora import LoRARequest
 

@@ -17,15 +17,15 @@ from shmllm.frontend import scoring
 from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.async_controls import AsyncEngineControls
 from shmllm.frontend.async_io import AsyncIO
-from shmllm.frontend.async_pooling import AsyncPooling
 from shmllm.frontend.async_requests import AsyncRequests
-from shmllm.frontend.engine_options import takes_llm_options
 from shmllm.frontend.front_end import Messages
 from shmllm.frontend.input_processor import PreparedRequest
 from shmllm.frontend.io_processing import PLUGIN_TASK, is_data
 from shmllm.frontend.llm import LLM
+from shmllm.frontend.options.engine_options import takes_llm_options
 from shmllm.frontend.poll_thread import PollThread
-from shmllm.frontend.pooling import TextOptions
+from shmllm.frontend.pooling.async_pooling import AsyncPooling
+from shmllm.frontend.pooling.requests import TextOptions
 from shmllm.frontend.priorities import set_priorities
 from shmllm.frontend.prompt_chunks import Earlier, PromptChunk, PromptChunks, prepare_chunk
 from shmllm.frontend.prompts import Prompt, as_list

@@ -1,5 +1,5 @@
 """What a front end does to its engine beside requests: calls, profiles, adapters, pauses, sleep,
-and reading its state; `weight_controls` has what it does to weights.
+and reading its state; `weights.controls` has what it does to weights.
 
 This module owns what users see of that, as `llm` does for requests.
 """
@@ -15,6 +15,7 @@ from shmllm.client.protocol import EngineClient, LoggedError
 from shmllm.errors import RequestError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.front_end import FrontEnd
+from shmllm.frontend.options.profiler import ProfilerSettings
 from shmllm.frontend.pausing import (
     PUMP_S,
     PauseMode,
@@ -26,9 +27,8 @@ from shmllm.frontend.pausing import (
     resume,
     wake_up,
 )
-from shmllm.frontend.profiler_options import ProfilerSettings
-from shmllm.frontend.weight_controls import CALLED_BY_NAME, WeightControls
-from shmllm.frontend.weight_push import NamedTensors
+from shmllm.frontend.weights.controls import CALLED_BY_NAME, WeightControls
+from shmllm.frontend.weights.push import NamedTensors
 from shmllm.outputs.sleep_report import SleepReport
 from shmllm.params.lora import LoRARequest
 from shmllm.wire.messages import Method
@@ -59,7 +59,7 @@ class EngineControls(WeightControls):
 
         Args:
             method: a name from `shmllm.engine.worker.METHODS` or from
-                `weight_controls.CALLED_BY_NAME`, a method of the class that
+                `weights.controls.CALLED_BY_NAME`, a method of the class that
                 `worker_extension_cls` names, or a function. A function is pickled (by
                 cloudpickle) and called in the engine with the worker, whose `model` and
                 `model_runner` it may use, and the arguments. Only the process that started the

@@ -19,11 +19,11 @@ from shmllm.config.front_end import FrontEndConfig
 from shmllm.errors import RequestError
 from shmllm.frontend.adapters import RequestAdapters, read_default_adapters
 from shmllm.frontend.dispatcher import POLL_S, Dispatcher
-from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.engines import names_of, start_engine
 from shmllm.frontend.given_items import DATA, overrides_of
 from shmllm.frontend.input_processor import InputProcessor, Params, PreparedRequest, match_params
 from shmllm.frontend.items.ready import by_modality
+from shmllm.frontend.options.engine_options import read_model_defaults
 from shmllm.frontend.output_processor import OutputProcessor
 from shmllm.frontend.progress import Progress, Shown, progress_of
 from shmllm.frontend.prompt_items import ItemOptions, PromptItems

@@ -17,20 +17,20 @@ from shmllm.errors import ShmLLMError
 from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.beam_search import BeamSearch
 from shmllm.frontend.engine_controls import EngineControls
-from shmllm.frontend.engine_options import (
-    read_attach_options,
-    read_llm_options,
-    takes_llm_options,
-)
 from shmllm.frontend.engine_view import EngineView
 from shmllm.frontend.enqueued import Enqueued
 from shmllm.frontend.front_end import FrontEnd, Messages
 from shmllm.frontend.input_processor import Params, Priority
 from shmllm.frontend.io_processing import is_data, prompts_of, result_of
 from shmllm.frontend.model_files import loadable_name
-from shmllm.frontend.pooling_calls import PoolingCalls
+from shmllm.frontend.options.engine_options import (
+    read_attach_options,
+    read_llm_options,
+    takes_llm_options,
+)
+from shmllm.frontend.options.profiler import read_profiler_config
+from shmllm.frontend.pooling.calls import PoolingCalls
 from shmllm.frontend.priorities import set_priorities
-from shmllm.frontend.profiler_options import read_profiler_config
 from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.replies.formats import ToolChoice
@@ -38,8 +38,8 @@ from shmllm.frontend.replies.parser import Tools
 from shmllm.frontend.stat_loggers import StatLoggers, make_loggers
 from shmllm.frontend.streaming import OnError, stream
 from shmllm.frontend.transcription.calls import TranscriptionCalls
-from shmllm.frontend.weight_push import WeightPush
-from shmllm.frontend.weight_transfer import WeightTransfer
+from shmllm.frontend.weights.push import WeightPush
+from shmllm.frontend.weights.transfer import WeightTransfer
 from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.beam_search import BeamSearchParams
@@ -49,7 +49,7 @@ from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.params.template_kwargs import chat_options
 
 if TYPE_CHECKING:
-    from shmllm.frontend.engine_args import EngineArgs  # which needs the options, not LLM
+    from shmllm.frontend.options.engine_args import EngineArgs  # which needs the options, not LLM
 
 
 @takes_llm_options

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmllm.frontend.request_state import RequestState
-from shmllm.frontend.weight_versions import version_spans
+from shmllm.frontend.weights.versions import version_spans
 from shmllm.outputs.flat_logprobs import FlatLogprobs
 from shmllm.outputs.logprob_lists import LogprobsList
 from shmllm.outputs.reply import Reply

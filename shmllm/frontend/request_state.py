@@ -23,7 +23,7 @@ from shmllm.frontend.sampling_masks import ReceivedMasks
 from shmllm.frontend.text.detokenizer import IncrementalDetokenizer, OutputText
 from shmllm.frontend.text.token_texts import TokenTexts
 from shmllm.frontend.text.tokenizer import Tokenizer
-from shmllm.frontend.weight_versions import VersionStarts, add_version
+from shmllm.frontend.weights.versions import VersionStarts, add_version
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.logprob_lists import LogprobStore
 from shmllm.outputs.request import RequestMetrics

@@ -28,7 +28,7 @@ from shmllm.config.load import LoadConfig
 from shmllm.engine.calls import run_method
 from shmllm.engine.core import EngineCore
 from shmllm.errors import RequestError
-from shmllm.frontend.weight_push import WeightPush
+from shmllm.frontend.weights.push import WeightPush
 from shmllm.ipc.device_memory import LocalSharing
 from shmllm.outputs.columns import FinishReason
 from shmllm.outputs.logprobs import LogprobColumns, PromptLogprobs

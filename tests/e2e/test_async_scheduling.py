@@ -30,7 +30,7 @@ from shmllm import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from shmllm.frontend.profiler_options import ProfilerSettings
+from shmllm.frontend.options.profiler import ProfilerSettings
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

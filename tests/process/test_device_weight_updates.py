@@ -23,7 +23,7 @@ from support.waiting import wait_until
 
 from shmllm import LLM, RequestError, SamplingParams
 from shmllm.errors import CallError, CallOrderError
-from shmllm.frontend.weight_push import WeightPush
+from shmllm.frontend.weights.push import WeightPush
 from shmllm.ipc.device_memory import LocalSharing
 from shmllm.wire import weight_bucket
 from shmllm.wire.messages import Method
@@ -311,7 +311,7 @@ import dataclasses
 import numpy, torch
 from support.fake_sharing import UUID, FakeSharing
 from shmllm import LLM
-from shmllm.frontend.weight_push import WeightPush
+from shmllm.frontend.weights.push import WeightPush
 
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)

@@ -20,7 +20,7 @@ from support.waiting import PATIENCE_S, wait_until
 from shmllm import LLM, EngineDeadError, SamplingParams, SegmentError
 from shmllm.client import attached
 from shmllm.client.attached import AttachedEngineClient
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.options.engine_options import make_engine_config
 from shmllm.ipc import layout, registry
 from shmllm.ipc.control import ControlPage
 from shmllm.ipc.layout import NUM_CLIENTS

@@ -20,7 +20,7 @@ from shmllm import LLM, SamplingParams
 from shmllm.client.launch import ChildEngineHandle
 from shmllm.client.private import CLOSE_GRACE_S, PrivateEngineClient
 from shmllm.config.environment import SPIN_COUNT, WAITING_VARIABLES, engine_environment
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.options.engine_options import make_engine_config
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

@@ -25,7 +25,7 @@ from support.variants import slow
 from support.waiting import PATIENCE_S, holds_within, join_all, wait_until
 
 from shmllm import LLM, CallError, EngineDeadError, EngineStartError, RequestError, SamplingParams
-from shmllm.frontend.profiler_options import ProfilerSettings
+from shmllm.frontend.options.profiler import ProfilerSettings
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

@@ -22,7 +22,7 @@ from support.reference_models import greedy_tokens, make_model
 from support.waiting import join_all
 
 from shmllm import LLM, CallError, EngineDeadError, IpcTimeoutError, RequestError, SamplingParams
-from shmllm.frontend.profiler_options import ProfilerSettings
+from shmllm.frontend.options.profiler import ProfilerSettings
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 

@@ -29,10 +29,10 @@ from support import damaged_config, damaged_gguf, damaged_safetensors
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_directory import LINK, LINK_STEM
 from shmllm.formats.gguf_pieces import piece_name
-from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.gguf import directory as gguf_directory
 from shmllm.frontend.model_catalog import contents_of, record_of_model
 from shmllm.frontend.model_files import generation_defaults, resolve_model
+from shmllm.frontend.options.engine_options import make_engine_config
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model

@@ -20,7 +20,7 @@ from shmllm import LLM, AsyncLLM
 from shmllm.client.launch import named_engine_command
 from shmllm.config import processes
 from shmllm.errors import EngineDeadError, IpcError
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.options.engine_options import make_engine_config
 from shmllm.ipc import registry
 from shmllm.ipc.control import ControlView
 from shmllm.ipc.states import EngineState, SegmentKind

@@ -189,7 +189,7 @@ def launch(settings: Settings, name: str, device: Any) -> None:
 
 def _start(model: str, device: Any, options: dict[str, Any]) -> None:
     """Starts an engine's runner, which warms up and captures."""
-    from shmllm.frontend.engine_options import make_engine_config
+    from shmllm.frontend.options.engine_options import make_engine_config
     from shmllm.worker.gpu.runner import GpuRunner
 
     options = options | {"device": "cuda", "load_format": "dummy"}

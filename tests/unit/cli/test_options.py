@@ -25,7 +25,7 @@ from shmllm.cli.options import (
 )
 from shmllm.config.engine import OPTIONS, SECTIONS, EngineConfig
 from shmllm.config.options import Option
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.options.engine_options import make_engine_config
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -21,8 +21,8 @@ from shmllm.compat.vllm_engine_args import AsyncEngineArgs, EngineArgs
 from shmllm.compat.vllm_options import translate
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.errors import EngineStartError
-from shmllm.frontend.engine_options import make_engine_config
-from shmllm.frontend.foreign_options import check_foreign_options
+from shmllm.frontend.options.engine_options import make_engine_config
+from shmllm.frontend.options.foreign_options import check_foreign_options
 
 
 def test_common_options_are_unchanged() -> None:

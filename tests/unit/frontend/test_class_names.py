@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.options.engine_options import make_engine_config
 
 
 class Extension:

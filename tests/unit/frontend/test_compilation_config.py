@@ -10,7 +10,7 @@ import pytest
 
 from shmllm.config.graphs import CudaGraphMode, GraphConfig
 from shmllm.errors import EngineStartError
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.options.engine_options import make_engine_config
 
 
 class CUDAGraphMode(enum.Enum):

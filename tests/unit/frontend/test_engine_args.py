@@ -12,11 +12,11 @@ import torch
 
 from shmllm import LLM, AsyncEngineArgs, EngineArgs, EngineStartError, SamplingParams
 from shmllm.engine.worker import METHODS
-from shmllm.frontend.engine_options import make_engine_config
-from shmllm.frontend.foreign_options import FOREIGN_NAMES, TRANSLATED, check_foreign_options
-from shmllm.frontend.foreign_tables import NO_EFFECT, ONLY_VALUES
-from shmllm.frontend.profiler_options import ProfilerSettings, read_profiler_config
-from shmllm.frontend.speculative_options import SHORT_NAMES
+from shmllm.frontend.options.engine_options import make_engine_config
+from shmllm.frontend.options.foreign_options import FOREIGN_NAMES, TRANSLATED, check_foreign_options
+from shmllm.frontend.options.foreign_tables import NO_EFFECT, ONLY_VALUES
+from shmllm.frontend.options.profiler import ProfilerSettings, read_profiler_config
+from shmllm.frontend.options.speculative import SHORT_NAMES
 
 OWN = [
     name for name in inspect.signature(LLM.__init__).parameters if name not in ("self", "options")

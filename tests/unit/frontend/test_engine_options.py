@@ -10,7 +10,7 @@ import pytest
 from shmllm import LLM
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
-from shmllm.frontend.engine_options import (
+from shmllm.frontend.options.engine_options import (
     LLM_OPTIONS,
     make_engine_config,
     read_llm_options,

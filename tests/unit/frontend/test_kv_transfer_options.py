@@ -11,8 +11,8 @@ import pytest
 from shmllm.compat.vllm_config import KVTransferConfig
 from shmllm.compat.vllm_options import translate
 from shmllm.errors import EngineStartError
-from shmllm.frontend.foreign_options import check_foreign_options
-from shmllm.frontend.kv_transfer_options import read_kv_transfer_config
+from shmllm.frontend.options.foreign_options import check_foreign_options
+from shmllm.frontend.options.kv_transfer import read_kv_transfer_config
 
 FULL = {
     "kv_connector": "Disk",

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shmllm.errors import RequestError
-from shmllm.frontend.late_interaction import KeptQueries, max_sim
+from shmllm.frontend.pooling.late_interaction import KeptQueries, max_sim
 from shmllm.params.late_pooling import LateInteractionParams
 
 RANDOM = np.random.default_rng(5)

@@ -16,9 +16,9 @@ from support.reference_models import make_model
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_directory import IDENTITY
 from shmllm.frontend import model_catalog
-from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.model_catalog import check_model, contents_of, record_of_model
 from shmllm.frontend.model_files import bundled_model
+from shmllm.frontend.options.engine_options import make_engine_config
 
 BUNDLED = bundled_model("tiny")
 CONFIG = json.loads((BUNDLED / "config.json").read_text())

@@ -11,7 +11,6 @@ import pytest
 
 from shmllm.errors import EngineStartError
 from shmllm.frontend import model_files
-from shmllm.frontend.engine_options import read_model_defaults
 from shmllm.frontend.model_files import (
     Hub,
     generation_defaults,
@@ -19,6 +18,7 @@ from shmllm.frontend.model_files import (
     overridden_defaults,
     resolve_model,
 )
+from shmllm.frontend.options.engine_options import read_model_defaults
 
 
 class LocalEntryNotFoundError(Exception):

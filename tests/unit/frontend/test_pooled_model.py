@@ -9,7 +9,7 @@ from support.fakes import info
 
 from shmllm.config.pooling import PoolingInfo
 from shmllm.errors import RequestError
-from shmllm.frontend.pooled_model import PooledModel
+from shmllm.frontend.pooling.pooled_model import PooledModel
 from shmllm.params.late_pooling import LateChunkingParams
 from shmllm.params.pooler_config import PoolerConfig
 from shmllm.params.pooling import Pooling, PoolingParams, PoolingType

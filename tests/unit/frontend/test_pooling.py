@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmllm.frontend.late_interaction import KeptQueries
-from shmllm.frontend.pooling import PoolingRequest, pooling_output
-from shmllm.frontend.pooling_plan import PoolingPlan
-from shmllm.frontend.text_scores import cosine, scored
+from shmllm.frontend.pooling.late_interaction import KeptQueries
+from shmllm.frontend.pooling.plan import PoolingPlan
+from shmllm.frontend.pooling.requests import PoolingRequest, pooling_output
+from shmllm.frontend.pooling.text_scores import cosine, scored
 from shmllm.outputs.pooling import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmllm.frontend.pooling_plan import PoolingPlan
+from shmllm.frontend.pooling.plan import PoolingPlan
 from shmllm.outputs.pooling import LateChunkingMetadata
 
 ROWS = np.random.default_rng(3).standard_normal((7, 6)).astype(np.float32) * 4

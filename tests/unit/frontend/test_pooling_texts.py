@@ -10,10 +10,10 @@ from support.encoder_tokenizers import our_tokenizer, transformers_tokenizer
 
 from shmllm.config.pooling import PoolingInfo
 from shmllm.errors import RequestError
-from shmllm.frontend import long_texts
-from shmllm.frontend.late_chunking import chunk_text
-from shmllm.frontend.named_prompts import named_prompt, num_skipped, with_prompt
-from shmllm.frontend.pair_prompts import PairOptions, cut_texts, make_pairs
+from shmllm.frontend.pooling import long_texts
+from shmllm.frontend.pooling.late_chunking import chunk_text
+from shmllm.frontend.pooling.named_prompts import named_prompt, num_skipped, with_prompt
+from shmllm.frontend.pooling.pair_prompts import PairOptions, cut_texts, make_pairs
 from shmllm.frontend.text.truncation import Truncation
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput
 

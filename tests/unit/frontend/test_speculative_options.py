@@ -10,11 +10,11 @@ import pytest
 
 from shmllm.config.speculative import SpeculativeConfig
 from shmllm.errors import EngineStartError
-from shmllm.frontend import speculative_options
-from shmllm.frontend.engine_args import EngineArgs
-from shmllm.frontend.engine_options import read_llm_options
 from shmllm.frontend.model_files import bundled_model
-from shmllm.frontend.speculative_options import SHORT_NAMES, read_speculative_config
+from shmllm.frontend.options import speculative
+from shmllm.frontend.options.engine_args import EngineArgs
+from shmllm.frontend.options.engine_options import read_llm_options
+from shmllm.frontend.options.speculative import SHORT_NAMES, read_speculative_config
 
 
 @pytest.mark.parametrize("given", [None, {}, {"method": None}])
@@ -81,7 +81,7 @@ def test_a_model_that_is_not_found_may_be_a_method(
     def find_none(name: str, hub: object) -> Path:
         raise EngineStartError(f"no {name}")
 
-    monkeypatch.setattr(speculative_options, "resolve_model", find_none)
+    monkeypatch.setattr(speculative, "resolve_model", find_none)
     with pytest.raises(EngineStartError) as caught:
         read_speculative_config({"model": name})
     assert str(caught.value) == f"speculative_config: {said}"

@@ -14,8 +14,8 @@ from support.model_helpers import reference_model
 from shmllm.config.load import LoadConfig
 from shmllm.config.quantization import STORED_METHODS
 from shmllm.errors import EngineStartError
-from shmllm.frontend.engine_options import make_engine_config
 from shmllm.frontend.model_files import bundled_model
+from shmllm.frontend.options.engine_options import make_engine_config
 from shmllm.models.quantization_methods import METHODS
 
 BUNDLED = bundled_model("tiny")

@@ -24,7 +24,7 @@ from shmllm.errors import (
     ShmLLMError,
 )
 from shmllm.frontend.cancelled_calls import call_in_thread
-from shmllm.frontend.weight_push import WeightPush
+from shmllm.frontend.weights.push import WeightPush
 from shmllm.wire.messages import Method
 from shmllm.wire.weight_bucket import as_pieces, pieces_of
 

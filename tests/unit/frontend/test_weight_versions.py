@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmllm.frontend.weight_versions import VersionStarts, add_version, version_spans
+from shmllm.frontend.weights.versions import VersionStarts, add_version, version_spans
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from support.waiting import wait_until
 
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError, ProtocolMismatchError
-from shmllm.frontend.engine_options import make_engine_config
+from shmllm.frontend.options.engine_options import make_engine_config
 from shmllm.ipc.segment import set_lock
 from shmllm.shared_kv import disk as disk_module
 from shmllm.shared_kv.block_io import read_block, write_block

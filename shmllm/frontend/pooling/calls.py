@@ -11,14 +11,14 @@ from typing import Any
 from shmllm.errors import RequestError
 from shmllm.frontend.adapters import Adapters
 from shmllm.frontend.io_processing import PLUGIN_TASK, is_data, prompts_of, result_of
-from shmllm.frontend.late_interaction import KeptQueries
-from shmllm.frontend.pooled_model import PooledModel
-from shmllm.frontend.pooling import Params, TextOptions, adapt, prepare, run
+from shmllm.frontend.pooling.late_interaction import KeptQueries
+from shmllm.frontend.pooling.pooled_model import PooledModel
+from shmllm.frontend.pooling.requests import Params, TextOptions, adapt, prepare, run
+from shmllm.frontend.pooling.text_scores import Scorer
 from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt, as_list
 from shmllm.frontend.scoring_calls import ScoringCalls
 from shmllm.frontend.text.truncation import Side
-from shmllm.frontend.text_scores import Scorer
 from shmllm.outputs.pooling import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import field, fields, make_dataclass
 from typing import Any
 
-from shmllm.frontend.engine_options import LLM_OPTIONS
-from shmllm.frontend.foreign_options import TRANSLATED
-from shmllm.frontend.foreign_tables import NO_EFFECT, ONLY_VALUES
-from shmllm.frontend.speculative_options import SHORT_NAMES
+from shmllm.frontend.options.engine_options import LLM_OPTIONS
+from shmllm.frontend.options.foreign_options import TRANSLATED
+from shmllm.frontend.options.foreign_tables import NO_EFFECT, ONLY_VALUES
+from shmllm.frontend.options.speculative import SHORT_NAMES
 from shmllm.params.signatures import takes_fields_of
 from shmllm.params.unknown_options import reject_unknown_options
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from shmllm.errors import RequestError
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.late_interaction import KeptQueries, max_sim
-from shmllm.frontend.pair_prompts import PairOptions, cut_texts, make_pairs
-from shmllm.frontend.pooled_model import PooledModel
-from shmllm.frontend.pooling import (
+from shmllm.frontend.pooling.late_interaction import KeptQueries, max_sim
+from shmllm.frontend.pooling.pair_prompts import PairOptions, cut_texts, make_pairs
+from shmllm.frontend.pooling.pooled_model import PooledModel
+from shmllm.frontend.pooling.requests import (
     Output,
     PoolingRequest,
     TextOptions,

@@ -18,9 +18,6 @@ from shmllm.config.options import JsonObject, Option, Section
 from shmllm.config.parallel import ParallelConfig
 from shmllm.errors import EngineStartError
 from shmllm.formats.draft_heads import Verifier, verifier_of
-from shmllm.frontend.class_names import name_class, name_processors
-from shmllm.frontend.config_function import changed_fields
-from shmllm.frontend.foreign_options import FOREIGN_NAMES, check_foreign_options
 from shmllm.frontend.model_catalog import check_model
 from shmllm.frontend.model_files import (
     Hub,
@@ -29,8 +26,11 @@ from shmllm.frontend.model_files import (
     overridden_defaults,
     resolve_model,
 )
-from shmllm.frontend.speculative_options import read_speculative_config
-from shmllm.frontend.stored_method import check_stored_method
+from shmllm.frontend.options.class_names import name_class, name_processors
+from shmllm.frontend.options.config_function import changed_fields
+from shmllm.frontend.options.foreign_options import FOREIGN_NAMES, check_foreign_options
+from shmllm.frontend.options.speculative import read_speculative_config
+from shmllm.frontend.options.stored_method import check_stored_method
 from shmllm.params.unknown_options import reject_unknown_options
 from shmllm.plugins.entry_points import added_paths, are_installed, load_general_plugins
 

@@ -1,4 +1,4 @@
-"""What a front end of coroutines does to the weights of its engine; see `weight_controls`."""
+"""What a front end of coroutines does to the weights of its engine; see `controls`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from shmllm.frontend.cancelled_calls import call_in_thread
 from shmllm.frontend.llm import LLM
-from shmllm.frontend.weight_push import NamedTensors, UpdateMode, Version
-from shmllm.frontend.weight_transfer import HasUpdateInfo
+from shmllm.frontend.weights.push import NamedTensors, UpdateMode, Version
+from shmllm.frontend.weights.transfer import HasUpdateInfo
 
 
 class AsyncWeightControls:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from shmllm.config.info import EngineInfo
 from shmllm.config.pooling import PoolingInfo, PoolingTask
 from shmllm.errors import RequestError
-from shmllm.frontend.pooling_plan import PoolingPlan
+from shmllm.frontend.pooling.plan import PoolingPlan
 from shmllm.params.pooler_config import PoolerConfig
 from shmllm.params.pooling import STEP, Pooling, PoolingParams, PoolingType
 from shmllm.params.pooling_tasks import (

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shmllm.errors import EngineStartError
-from shmllm.frontend.foreign_tables import NO_EFFECT, ONLY_VALUES
-from shmllm.frontend.kv_transfer_options import read_kv_transfer_config
-from shmllm.frontend.speculative_options import SHORT_NAMES, with_keys_of_short_names
+from shmllm.frontend.options.foreign_tables import NO_EFFECT, ONLY_VALUES
+from shmllm.frontend.options.kv_transfer import read_kv_transfer_config
+from shmllm.frontend.options.speculative import SHORT_NAMES, with_keys_of_short_names
 
 logger = logging.getLogger(__name__)
 

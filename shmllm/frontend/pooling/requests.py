@@ -1,7 +1,7 @@
 """Pooling requests: prepares prompts whose hidden states the engine pools, and runs them.
 
 Any model that generates tokens can pool. The same engine computes vectors and tokens, in the same
-steps. `pooled_model` reads the parameters, `pooling_plan` makes the results.
+steps. `pooled_model` reads the parameters, `plan` makes the results.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from shmllm.errors import RequestError
-from shmllm.frontend import long_texts
 from shmllm.frontend.adapters import Adapters, RequestAdapters
 from shmllm.frontend.front_end import FrontEnd
 from shmllm.frontend.input_processor import PreparedRequest, match_params
-from shmllm.frontend.late_chunking import chunk_text
-from shmllm.frontend.late_interaction import KeptQueries
-from shmllm.frontend.named_prompts import named_prompt, num_skipped, with_prompt
-from shmllm.frontend.pooled_model import PooledModel
-from shmllm.frontend.pooling_plan import PoolingPlan
+from shmllm.frontend.pooling import long_texts
+from shmllm.frontend.pooling.late_chunking import chunk_text
+from shmllm.frontend.pooling.late_interaction import KeptQueries
+from shmllm.frontend.pooling.named_prompts import named_prompt, num_skipped, with_prompt
+from shmllm.frontend.pooling.plan import PoolingPlan
+from shmllm.frontend.pooling.pooled_model import PooledModel
 from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.request_state import RequestState

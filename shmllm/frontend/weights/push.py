@@ -23,7 +23,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.errors import CallError, CallOrderError, DeviceMemoryError, RequestError, ShmLLMError
 from shmllm.frontend.cancelled_calls import Cancellation, cancellation_of_this_call
 from shmllm.frontend.dispatcher import Dispatcher
-from shmllm.frontend.weight_buckets import DeviceBuckets, HostBuckets, Packer
+from shmllm.frontend.weights.buckets import DeviceBuckets, HostBuckets, Packer
 from shmllm.wire.messages import Method
 from shmllm.wire.values import is_torch_tensor
 from shmllm.wire.weight_bucket import Source

@@ -12,14 +12,14 @@ from typing import Any, NoReturn, cast
 from shmllm.errors import CallOrderError, RequestError
 from shmllm.frontend.dispatcher import Dispatcher
 from shmllm.frontend.front_end import FrontEnd
-from shmllm.frontend.weight_push import (
+from shmllm.frontend.weights.push import (
     NamedTensors,
     UpdateMode,
     Version,
     WeightPush,
     finish_options,
 )
-from shmllm.frontend.weight_transfer import (
+from shmllm.frontend.weights.transfer import (
     HasUpdateInfo,
     WeightTransfer,
     as_update_request,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from shmllm.frontend.async_requests import AsyncRequests
 from shmllm.frontend.llm import LLM
-from shmllm.frontend.pooling import (
+from shmllm.frontend.pooling.requests import (
     ABORTED,
     Output,
     PoolingRequest,

@@ -1,0 +1,1 @@
+"""The weights of a running engine: new ones from a trainer, and which of them made a token."""
