@@ -57,6 +57,8 @@ def next_output(state: RequestState) -> RequestOutput | None:
         reply = state.reply.take_delta()
     completion = _completion(state, text, state.token_ids[begin:], reply, begin)
     state.num_emitted = len(state.token_ids)
+    if is_delta and state.masks is not None:
+        state.masks.forget(state.num_emitted)
     return _make_output(state, [completion], None if begin else _prompt_logprobs(state))
 
 

@@ -33,3 +33,14 @@ def test_some_samples_are_taken() -> None:
     kept = ReceivedMasks()
     kept.add(taken.encoded(0, 2))
     assert kept.between(0, 2) == [[5, 9], [7]]
+
+
+def test_forgotten_tokens_are_expected_once_more() -> None:
+    kept = ReceivedMasks()
+    kept.add(MASKS.encoded(0, 3))
+    assert kept.between(0, 2) == LISTS[:2]
+    kept.forget(2)
+    assert kept.between(2, 3) == LISTS[2:3]
+    kept.start_over()
+    kept.add(MASKS.encoded(0, 4))
+    assert kept.between(2, 4) == LISTS[2:]
