@@ -11,6 +11,7 @@ bounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from llvmlite import binding, ir
 
@@ -43,6 +44,10 @@ def function(builder: ir.IRBuilder, name: str, result: ir.Type, args: Sequence[i
     """Returns the LLVM intrinsic or external function of that name."""
     found = builder.module.globals.get(name)
     return found or ir.Function(builder.module, ir.FunctionType(result, args), name)
+
+
+PartialSums = tuple[ir.Value, list[int]]
+"""A vector, and the lanes where partial sums of several vectors begin."""
 
 
 class Emitter:
@@ -180,20 +185,15 @@ class Emitter:
         in the first lanes.
 
         Lane i is added to lane i + lanes / 2, and so on by halves: the order of additions does not
-        depend on the number of vectors. Two vectors share an addition if their partial sums fit
-        into one vector.
+        depend on the number of vectors. Two vectors share each addition.
         """
         # Each entry is a vector, and the lanes where its members' partial sums begin.
         entries = [(vector, [0]) for vector in vectors]
         width = self.lanes
         while width > 1:
             width //= 2
-            merged = []
-            while entries:
-                first = entries.pop(0)
-                fits = entries and (len(first[1]) + len(entries[0][1])) * width <= self.lanes
-                merged.append(self._halve(first, entries.pop(0) if fits else None, width))
-            entries = merged
+            pairs = zip_longest(entries[::2], entries[1::2])
+            entries = [self._halve(first, second, width) for first, second in pairs]
         places = [(vector, start) for vector, starts in entries for start in starts]
         return [
             self._collect(places[begin : begin + group]) for begin in range(0, len(places), group)
@@ -207,24 +207,26 @@ class Emitter:
         mask = ir.Constant(self.integers, lanes)
         return self.builder.shuffle_vector(first, last, mask)
 
-    def _halve(self, a, b, width: int):
-        """Adds the upper half of each partial sum to its lower half. The results of `b`, if it is
-        not None, follow those of `a`."""
-        low: list[int] = []
+    def _halve(self, a: PartialSums, b: PartialSums | None, width: int) -> PartialSums:
+        """Adds the halves, of `width` lanes, of each partial sum.
+
+        A sum takes the place of its lower half if it is of `a`, and of its upper half if it is of
+        `b`: one half of each stays where it is, so that a single shuffle moves the others.
+        """
+        kept, moved = list(range(self.lanes)), list(range(self.lanes))
         for start in a[1]:
-            low += range(start, start + width)
-        for start in b[1] if b else ():
-            low += range(self.lanes + start, self.lanes + start + width)
-        starts = list(range(0, len(low), width))
-        low += [low[0]] * (self.lanes - len(low))
-        high = [lane + width for lane in low]
-        other = b[0] if b else ir.Constant(a[0].type, ir.Undefined)
+            moved[start : start + width] = range(start + width, start + 2 * width)
+        second, starts = (ir.Constant(a[0].type, ir.Undefined), []) if b is None else b
+        for start in starts:
+            upper = range(start + width, start + 2 * width)
+            kept[upper.start : upper.stop] = [self.lanes + lane for lane in upper]
+            moved[upper.start : upper.stop] = [self.lanes + lane - width for lane in upper]
         halves = [
-            self.builder.shuffle_vector(a[0], other, ir.Constant(self.integers, lanes))
-            for lanes in (low, high)
+            self.builder.shuffle_vector(a[0], second, ir.Constant(self.integers, lanes))
+            for lanes in (kept, moved)
         ]
         add = self.builder.fadd if a[0].type == self.vector else self.builder.add
-        return add(*halves), starts
+        return add(*halves), [*a[1], *(start + width for start in starts)]
 
 
 class Loop:
