@@ -18,6 +18,7 @@ from shmllm.formats.gguf_places import (
     GEMMA,
     GEMMA3N,
     GEMMA4,
+    GLM,
     GLM4,
     GPT2,
     GPTNEOX,
@@ -195,6 +196,13 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         modules=OLMO2,
         needs_head=True,
         also=("Olmo3ForCausalLM",),
+    ),
+    ("chatglm", False): GgufFamily(
+        title="GLM-4-9B, GLM-Edge and ChatGLM",
+        architecture="GlmForCausalLM",
+        model_type="glm",
+        modules=GLM,
+        is_partial=True,
     ),
     ("glm4", False): GgufFamily(
         title="GLM-4",

@@ -334,11 +334,10 @@ PHI3: Places = {
     "ffn_norm": "post_attention_layernorm",
     **FUSED_MLP,
 }
+GLM: Places = {**ATTENTION, "ffn_norm": "post_attention_layernorm", **FUSED_MLP}
 GLM4: Places = {
-    **ATTENTION,
+    **GLM,
     "post_attention_norm": "post_self_attn_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    **FUSED_MLP,
     "post_ffw_norm": "post_mlp_layernorm",
 }
 GPT2: Places = {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.formats import (
+    chatglm,
     colqwen3,
     deepseek_ocr,
     deepseek_vl2,
@@ -16,11 +17,17 @@ from shmllm.formats import (
 )
 
 PUBLISHED = frozenset(
-    {internvl_chat.ARCHITECTURE, *deepseek_ocr.KINDS, deepseek_vl2.ARCHITECTURE, *colqwen3.NAMES}
+    {
+        internvl_chat.ARCHITECTURE,
+        *deepseek_ocr.KINDS,
+        deepseek_vl2.ARCHITECTURE,
+        *colqwen3.NAMES,
+        *chatglm.NAMES,
+    }
 )
 """The names in their ``architectures``."""
 _WITH_SETTINGS = (internvl_chat, deepseek_ocr, deepseek_vl2)
-_FAMILIES = (*_WITH_SETTINGS, colqwen3, qwen3_aligner)
+_FAMILIES = (*_WITH_SETTINGS, chatglm, colqwen3, qwen3_aligner)
 
 
 def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ ARCHITECTURES: dict[str, str] = {
     "ColQwen3ForRetrieval": "colqwen3",
     "ColQwen3_5ForRetrieval": "colqwen3_5",
     "CanaryForConditionalGeneration": "canary",
+    "ChatGLMForCausalLM": "chatglm",
     "CodeGenForCausalLM": "codegen",
     "Cohere2ForCausalLM": "cohere2",
     "Cohere2MoeForCausalLM": "cohere2_moe",

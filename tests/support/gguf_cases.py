@@ -135,6 +135,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Change | None]] = {
         | {"logits_scaling": 2.5},
         None,
     ),
+    "glm": ("glm", {"head_dim": 16, "attention_bias": True}, None),
     "glm4": ("glm4", {"head_dim": 16, "attention_bias": True}, None),
     "cohere2": (
         "cohere2",

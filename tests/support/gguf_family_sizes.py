@@ -435,6 +435,7 @@ OF_FAMILY: dict[str, Callable[[gguf.GGUFWriter, Any], None]] = {
     "gemma3_text": lambda writer, config: writer.add_sliding_window(config.sliding_window),
     "olmo": _add_bounds,
     "phi3": _add_partial,
+    "glm": _add_partial,
     "glm4": _add_partial,
     "granite": _add_granite,
     "olmo3": _add_olmo3,

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "glm": gguf.MODEL_ARCH.CHATGLM,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
     "arcee": gguf.MODEL_ARCH.ARCEE,

@@ -1,10 +1,12 @@
-"""Small tokenizers in the files of `tiktoken`: tekken.json, and the tiktoken.model of Kimi."""
+"""Small tokenizers in the files of `tiktoken`: tekken.json, Kimi's tiktoken.model, and GLM-4's
+tokenizer.model."""
 
 from __future__ import annotations
 
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 WORDS = [
     b"th",
@@ -30,6 +32,15 @@ KIMI = {
         str(len(RANKED)): {"content": "[BOS]", "special": True},
         str(len(RANKED) + 1): {"content": "[EOS]", "special": True},
         str(len(RANKED) + 5): {"content": "<|tool_call_begin|>", "special": False},
+    },
+}
+GLM4 = {
+    "auto_map": {"AutoTokenizer": ["tokenization_chatglm.ChatGLM4Tokenizer", None]},
+    "tokenizer_class": "ChatGLM4Tokenizer",
+    "eos_token": "<|endoftext|>",
+    "added_tokens_decoder": {
+        str(len(RANKED) + index): {"content": text, "special": True}
+        for index, text in enumerate(["<|endoftext|>", "[MASK]", "[gMASK]", "<sop>", "<|user|>"])
     },
 }
 
@@ -63,7 +74,16 @@ def write_tekken(directory: Path) -> Path:
 
 def write_kimi(directory: Path) -> Path:
     """Write a tiktoken.model with the configuration that names the added tokens."""
+    return _write_ranks(directory / "tiktoken.model", KIMI)
+
+
+def write_glm4(directory: Path) -> Path:
+    """Write a tokenizer.model as that of GLM-4-9B, with its configuration."""
+    return _write_ranks(directory / "tokenizer.model", GLM4)
+
+
+def _write_ranks(path: Path, config: dict[str, Any]) -> Path:
     lines = [f"{encoded(token)} {rank}\n" for rank, token in enumerate(RANKED)]
-    (directory / "tiktoken.model").write_text("".join(lines))
-    (directory / "tokenizer_config.json").write_text(json.dumps(KIMI))
-    return directory
+    path.write_text("".join(lines))
+    (path.parent / "tokenizer_config.json").write_text(json.dumps(config))
+    return path.parent

@@ -329,6 +329,7 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "smollm3": _smollm3,
     "olmo": _olmo,
     "olmo2": _olmo2,
+    "glm": no_window,
     "glm4": _glm4,
     "arcee": _relu_squared,
     "nemotron": _relu_squared,

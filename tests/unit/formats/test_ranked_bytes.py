@@ -1,4 +1,5 @@
-"""Tokenizers from tekken.json and tiktoken.model, beside transformers and beside the algorithm."""
+"""Tokenizers from tekken.json, tiktoken.model and GLM-4's tokenizer.model, beside transformers and
+beside the algorithm."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from support.ranked_tokenizers import (
     NUM_SPECIAL,
     RANKED,
     encoded,
+    write_glm4,
     write_kimi,
     write_tekken,
 )
@@ -121,3 +123,21 @@ def test_ranks_with_a_gap_are_an_error(kimi):
     (kimi / "tiktoken.model").write_text(f"{encoded(b'a')} 0\n{encoded(b'b')} 2\n")
     with pytest.raises(EngineStartError, match="ranks are not 0, 1, 2"):
         Tokenizer.from_directory(kimi)
+
+
+def test_glm4_begins_each_text_with_two_tokens(tmp_path):
+    ours, first = Tokenizer.from_directory(write_glm4(tmp_path)), len(RANKED)
+    words = ["the", " thing", "\n", "<|user|>", "the"]
+    tokens = [t for word in words[:3] for t in joined(word.encode())]
+    tokens += [first + 4, RANKED.index(b"the")]
+    assert ours.encode("".join(words)) == [first + 2, first + 3, *tokens]
+    assert ours.encode("".join(words), add_special_tokens=False) == tokens
+    assert ours.decode(tokens) == "the thing\nthe"
+    assert ours.special_tokens["eos_token"] == "<|endoftext|>"
+
+
+def test_a_glm4_without_its_first_tokens_is_an_error(tmp_path):
+    path = write_glm4(tmp_path) / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("<sop>", "<eop>"))
+    with pytest.raises(EngineStartError, match=r"tokenizer\.model: KeyError: '<sop>'"):
+        Tokenizer.from_directory(tmp_path)
