@@ -11,7 +11,9 @@ from typing import Literal
 
 from shmllm.models.specs import Activation, NormSpec
 
-HeadActivation = Literal["none", "tanh", "gelu", "gelu_tanh", "relu", "silu", "sigmoid"]
+HeadActivation = Literal[
+    "none", "tanh", "gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "sigmoid"
+]
 ScoreActivation = Literal["none", "sigmoid", "softmax", "relu", "log1p_relu", "log1p_log1p_relu"]
 HeadKind = Literal["projection", "classifier", "sparse", "multi"]
 

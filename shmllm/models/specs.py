@@ -14,7 +14,7 @@ from statistics import NormalDist
 from typing import Literal
 
 NormKind = Literal["rms", "layer"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 LearnedActivation = Literal["xielu"]
 LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
     "xielu": {
@@ -57,8 +57,8 @@ class MLPSpec:
 
     Attributes:
         inner: the width of the activation's output.
-        activation: "silu", "gelu" (with the error function), "gelu_tanh", "relu", "relu_squared",
-            or, without a gate, "xielu", whose numbers a model learns; see LEARNED.
+        activation: "silu", "gelu" (with the error function), "gelu_tanh", "quick_gelu", "relu",
+            "relu_squared", or, without a gate, "xielu", whose numbers a model learns; see LEARNED.
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias, up_bias: whether the projections have a bias, and whether those to gate and up, too.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:

@@ -14,7 +14,7 @@ from shmllm_kernels.reference import per_layer as plain_per_layer
 
 EPS = 1e-5
 NORM_SHAPES = [(0, 64), (1, 64), (3, 48), (5, 1000), (2, 1), (2, 2049)]
-NAMES = ["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
+NAMES = ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"]
 ACTIVATED_SHAPES = [(0, 64), (1, 64), (3, 48), (2, 1025), (2, 1)]
 
 

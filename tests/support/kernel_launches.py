@@ -183,7 +183,7 @@ def rows(capability: int) -> None:
     norm.add_normed(x, x.clone(), x[0], 1e-5, factor=empty(1), pair=pair)
     norm.layer_norm(x, x, x[0], x[0], 1e-5)
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
-    for name in ("silu", "gelu", "gelu_tanh", "relu", "relu_squared"):
+    for name in ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"):
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
     activation.activate(empty(4, 14_336), gate_up, "silu", is_gated=True, bound=7.0)
     activation.activate_sparse(empty(4, 14_336), gate_up, "gelu_tanh", 1.645)

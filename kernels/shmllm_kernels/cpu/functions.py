@@ -139,6 +139,13 @@ def relu_squared(x):
 
 
 @compiled_with("contract")
+def quick_gelu(x):
+    """Returns ``x * sigmoid(1.702 * x)``, which approximates `gelu` (Hendrycks and Gimpel,
+    2016)."""
+    return silu(x, np.float32(1.702))
+
+
+@compiled_with("contract")
 def gelu(x):
     """Returns x times the normal distribution's probability of a number below x (Hendrycks and
     Gimpel, 2016)."""

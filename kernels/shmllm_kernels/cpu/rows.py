@@ -14,6 +14,7 @@ import numpy as np
 from shmllm_kernels.cpu.functions import (
     gelu,
     gelu_tanh,
+    quick_gelu,
     relu_squared,
     sigmoid,
     silu,
@@ -234,7 +235,7 @@ the distances of out's rows and of those of source, in bytes.
 """
 
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared")
 OF_HEADS = ("tanh", "sigmoid")
 """The activations that only heads have, which are not gated."""
 
@@ -252,6 +253,8 @@ def activation(x, name):
         return silu(x, np.float32(1.0))
     if name == "relu_squared":
         return relu_squared(x)
+    if name == "quick_gelu":
+        return quick_gelu(x)
     return gelu(x) if name == "gelu" else gelu_tanh(x)
 
 

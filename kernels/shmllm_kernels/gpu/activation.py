@@ -27,6 +27,8 @@ def active(x, NAME: tl.constexpr):
         result = x * sigmoid(x)
     elif NAME == "gelu":
         result = 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
+    elif NAME == "quick_gelu":
+        result = x * sigmoid(1.702 * x)
     elif NAME == "relu":
         result = tl.maximum(x, 0.0)
     elif NAME == "relu_squared":
@@ -110,7 +112,8 @@ def activate(out: Tensor, x: Tensor, name: str, is_gated: bool, bound: float | N
         out: [rows, dim], each row contiguous, with any stride between rows.
         x: [rows, 2 * dim] if it is gated, the gate in the first half, or [rows, dim]; out's dtype:
             float32, float16 or bfloat16. Rows as those of ``out``.
-        name: "silu", "gelu" (with the error function), "gelu_tanh", "relu" or "relu_squared".
+        name: "silu", "gelu" (with the error function), "gelu_tanh", "quick_gelu", "relu" or
+            "relu_squared".
         is_gated: whether ``f(gate) * up`` is written, and not ``f(x)``.
         bound: that of gates and ups, or None; it is gated then.
 

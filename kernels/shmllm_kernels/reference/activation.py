@@ -13,6 +13,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu_squared": lambda x: F.relu(x).square(),
     "relu": F.relu,
     "tanh": torch.tanh,
@@ -26,8 +27,8 @@ def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
     Args:
         x: [..., 2 * dim] if it is gated, the gate in the first half and up in the second; or [...,
             dim].
-        name: "silu", "gelu" (with the error function), "gelu_tanh", "relu_squared", "relu", "tanh"
-            or "sigmoid".
+        name: "silu", "gelu" (with the error function), "gelu_tanh", "quick_gelu", "relu_squared",
+            "relu", "tanh" or "sigmoid".
         is_gated: whether it is gated.
 
     Returns:

@@ -172,6 +172,7 @@ def test_rotating_queries_and_keys_together_equals_rotating_each() -> None:
         ("silu", "silu"),
         ("gelu", "gelu"),
         ("gelu_tanh", "gelu_pytorch_tanh"),
+        ("quick_gelu", "quick_gelu"),
         ("relu", "relu"),
         ("relu_squared", "relu2"),
     ],
