@@ -26,6 +26,8 @@ class PoolingInfo:
         activation: what makes scores of a classifier's logits: "sigmoid", "softmax" or "none"; or a
             sparse vector of the largest logits: "log1p_relu" or "log1p_log1p_relu"; or weights of
             tokens: "relu".
+        text_length: to how many tokens texts are filled with padding; 0: they are not.
+        padding_token: what fills them if the tokenizer does not say.
         ends: the tokens that begin and end texts, which have no such weights, nor has the first one
             an embedding for late interaction; empty: all have both.
         labels: the names of the classes, by index.
@@ -62,6 +64,8 @@ class PoolingInfo:
     token_types: bool = False
     separates_pairs: bool = True
     ends: tuple[int, ...] = ()
+    text_length: int = 0
+    padding_token: int = 0
 
     @property
     def spans_prompts(self) -> bool:

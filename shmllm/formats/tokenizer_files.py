@@ -43,6 +43,8 @@ _NAMED_SPECIAL_TOKENS = (
 )
 _FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
 """Of added tokens."""
+_PADDED_ON_THE_LEFT = ("GemmaTokenizer", "GemmaTokenizerFast", "Siglip2Tokenizer")
+"""The classes of tokenizers of image-text models that transformers lets pad on the left."""
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -101,6 +103,19 @@ def load_tokenizer(directory: Path) -> LoadedTokenizer:
         f"no tokenizer in {directory}: looked for {FAST_FILE}, {', '.join(FALLBACK_FILES)}; "
         "copy them there from the model that the weights were trained from"
     )
+
+
+def pads_left(directory: Path) -> bool:
+    """Returns whether transformers fills texts on the left, by "padding_side" of a directory's
+    tokenizer_config.json, or by the class of the tokenizer.
+
+    Raises:
+        EngineStartError: the file is malformed.
+    """
+    config = read_json_object(directory / "tokenizer_config.json")
+    side = config.get("padding_side")
+    is_left = config.get("tokenizer_class") in _PADDED_ON_THE_LEFT
+    return is_left if side is None else side == "left"
 
 
 def file_or_text(directory: Path) -> str:

@@ -245,6 +245,13 @@ class InputProcessor:
         if self._info.items.decoder_prompt:
             require_unicode(name, item.text or "")
             item.token_ids = ids_of_decoder(item, self._info.items.decoder_prompt, self._tokenizer)
+        if (alone := self._items.alone(name, item.items)) is not None:
+            if item.text or not self._tokenizer.special_ids.issuperset(item.token_ids or ()):
+                raise RequestError(
+                    f"{name} has an image and a text, and the model makes a vector of either: "
+                    "leave the text of the prompt empty"
+                )
+            item.token_ids = alone
         if item.token_ids is None:
             text = item.text or ""
             complete = self._items.complete(text, item.items)
@@ -293,8 +300,10 @@ class InputProcessor:
     ) -> list[list[int]]:
         if self._items.num_encoded:  # special tokens say what becomes of the item, and end no text
             cut["add_special_tokens"] = False
+        length, padding = self._info.pooling.text_length, self._info.pooling.padding_token
         try:
-            return self._tokenizer.encode_batch(texts, **cut)
+            encoded = self._tokenizer.encode_batch(texts, **cut)
+            return [self._tokenizer.filled(ids, length, padding) for ids in encoded]
         except RequestError:
             for name, item in zip(names, parsed, strict=True):
                 require_unicode(name, item.text or "")

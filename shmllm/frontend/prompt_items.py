@@ -234,6 +234,22 @@ class PromptItems:
         found = (self._processors[name].complete(text, count) for name, count in counts.items())
         return next((each for each in found if each is not None), None)
 
+    def alone(self, name: str, items: Sequence[ReadyItem]) -> list[int] | None:
+        """The token ids of a prompt that consists of its item; None: prompts have texts, too.
+
+        Raises:
+            RequestError: it has several.
+        """
+        found = self._processors[items[0].modality].token_alone
+        if found is None:
+            return None
+        if len(items) > 1:
+            raise RequestError(
+                f"{name} has {len(items)} images, and the model makes a vector of one: "
+                "pass a prompt for each"
+            )
+        return [found]
+
     def expand_text(self, name: str, text: str, items: Sequence[ReadyItem]) -> str:
         """A prompt's text with as many placeholders as the items have embeddings. What an encoder
         computes stands before the text, and has none."""

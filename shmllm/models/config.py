@@ -85,6 +85,8 @@ class ModelConfig(ItemTowers):
             checkpoint; the logits of others are minus infinity; None: all.
         head: what is computed of pooled hidden states; None: nothing.
         pooling: which hidden states are pooled unless somebody says otherwise.
+        padding_token: what fills texts up to `max_position_embeddings`, which the model was trained
+            on, if the tokenizer does not say; None: nothing fills them.
         usual_length: at how many tokens prompts are cut unless somebody says otherwise; None: only
             `max_position_embeddings` limits them.
         normalizes: whether embeddings have the length 1 unless somebody says otherwise.
@@ -147,6 +149,7 @@ class ModelConfig(ItemTowers):
     num_outputs: int | None = None
     head: HeadSpec | None = None
     pooling: Pooled = "LAST"
+    padding_token: int | None = None
     usual_length: int | None = None
     normalizes: bool = True
     residual_scale: float = 1.0
@@ -219,7 +222,7 @@ class ModelConfig(ItemTowers):
     @property
     def item_width(self) -> int:
         """The width of the embeddings of items."""
-        return self.keys_width or (1 + self.num_levels) * self.hidden_size
+        return self.keys_width or self.pooled_width or (1 + self.num_levels) * self.hidden_size
 
     @property
     def num_layers(self) -> int:

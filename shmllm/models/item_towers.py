@@ -46,6 +46,11 @@ class ItemTowers:
         return 0
 
     @property
+    def pooled_width(self) -> int:
+        """The width of the vectors of images that are results; see `VisionSpec.pooled_width`."""
+        return 0 if self.vision is None else self.vision.pooled_width
+
+    @property
     def num_levels(self) -> int:
         """How many levels images add to the residual stream; see `VisionSpec.num_levels`."""
         return 0 if self.vision is None else self.vision.num_levels

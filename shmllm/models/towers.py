@@ -86,6 +86,8 @@ from shmllm.models.vision.paddleocr_vl import PaddleOcrVl
 from shmllm.models.vision.paligemma import PaliGemma
 from shmllm.models.vision.pixels import Pixels
 from shmllm.models.vision.pixtral import Pixtral
+from shmllm.models.vision.pooled import Pooled
+from shmllm.models.vision.pooled_specs import PooledTower
 from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
 from shmllm.models.vision.qwen3_vl import Qwen3
@@ -140,6 +142,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Gemma3Tower: Gemma3,
     GotOcr2Tower: GotOcr2,
     PaliGemmaTower: PaliGemma,
+    PooledTower: Pooled,
     DeepseekOcrTower: DeepseekOcr,
     DeepseekOcr2Tower: DeepseekOcr2,
     Qwen2Tower: Qwen2,

@@ -94,6 +94,7 @@ TOWER_PREFIXES = {
         "mlp_AR": ("",),
         "vision_projector": ("",),
         "visual": ("",),
+        "visual_projection": ("",),
         "visual_embeddings_table": ("",),
         "vision": ("",),
         "vision_model": ("",),

@@ -43,10 +43,12 @@ class ItemEmbeds:
     """
     Args:
         encoders: what computes embeddings, by modality.
+        are_results: whether these are the results of prompts, and no token has one.
     """
 
-    def __init__(self, encoders: Mapping[str, Encoder]) -> None:
+    def __init__(self, encoders: Mapping[str, Encoder], are_results: bool = False) -> None:
         self._encoders = encoders
+        self._are_results = are_results
         self._by_number: dict[int, Tensor] = {}
 
     def update(self, plan: StepPlan) -> None:
@@ -63,10 +65,18 @@ class ItemEmbeds:
 
     def find(self, plan: StepPlan, inputs: StepInputs) -> list[FoundEmbeds]:
         """Return the embeddings of a step's tokens, in the tower's width."""
+        if self._are_results:
+            return []
         return [
             (place.tokens, self._by_number[place.number][place.embeds])
             for place in item_places(plan, inputs.first_tokens)
         ]
+
+    def results(self, plan: StepPlan) -> dict[int, Tensor]:
+        """Return the results of requests, [1, width], by their indices in the columns of a plan."""
+        if not self._are_results:
+            return {}
+        return {use.column: self._by_number[use.number] for use in plan.item_uses}
 
     def write_prefixes(
         self, plan: StepPlan, batch: InputBatch, writer: PrefixWriter | None
@@ -112,7 +122,8 @@ def make_item_embeds(loaded: LoadedModel, send: Send = torch.tensor) -> ItemEmbe
         {
             name: make_encoder(name, specs[name], tower, table, directory, send)
             for name, tower in model.towers.items()
-        }
+        },
+        are_results=loaded.config.pooled_width > 0,
     )
 
 

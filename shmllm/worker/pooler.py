@@ -53,7 +53,7 @@ class Pooler:
         """
         pooled = [self._pool(hidden, inputs, pool) for pool in plan.pools]
         if self._head is not None:
-            self._apply_head(pooled, plan)
+            self._apply_head(pooled, inputs, plan)
         return [
             self._finish(rows, pool, inputs) for rows, pool in zip(pooled, plan.pools, strict=True)
         ]
@@ -69,6 +69,9 @@ class Pooler:
 
     def _pool(self, hidden: torch.Tensor, inputs: StepInputs, pool: Pool) -> Rows:
         """Return the rows that the step adds for a request, before the head in most cases."""
+        if (result := inputs.item_results.get(pool.index)) is not None:
+            own: Rows = result.float().cpu().numpy()
+            return own
         first, count = int(inputs.first_tokens[pool.index]), int(inputs.counts[pool.index])
         begin, end = first, first + count
         match pool.pooling.type:
@@ -115,13 +118,14 @@ class Pooler:
         mean: Rows = total[None] / max(length, 1)
         return mean
 
-    def _apply_head(self, pooled: list[Rows], plan: StepPlan) -> None:
+    def _apply_head(self, pooled: list[Rows], inputs: StepInputs, plan: StepPlan) -> None:
         """Replace rows of requests that use the head by its results."""
         assert self._head is not None, "the model has a head"
         users = [
             i
             for i, pool in enumerate(plan.pools)
             if pool.pooling.uses_head
+            and pool.index not in inputs.item_results
             and pool.pooling.type is not PoolingType.MAX
             and not self._is_before_mean(pool)
         ]

@@ -61,6 +61,8 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
             "use_sep_token", not fields.values.get("classifier_from_token")
         ),
         ends=_ends(fields) if is_multi else (),
+        text_length=0 if config.padding_token is None else config.max_position_embeddings,
+        padding_token=config.padding_token or 0,
     )
 
 

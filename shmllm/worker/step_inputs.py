@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from shmllm.models.mixer_specs import Ahead, Encoded
 from shmllm.worker.arrays import LongArray
@@ -38,6 +40,8 @@ class StepInputs:
             token belongs to, or behind its own; None: all are behind their own.
         encoded_ends: (T,) int64, the position behind those that an encoder has computed of each
             token's request; None: the model is no encoder-decoder.
+        item_results: [1, width], what a tower has computed as the result of a request, by the index
+            of the request among the S.
     """
 
     token_ids: LongArray
@@ -54,6 +58,7 @@ class StepInputs:
     rope_positions: LongArray | None = None
     item_ends: LongArray | None = None
     encoded_ends: LongArray | None = None
+    item_results: Mapping[int, Tensor] = field(default_factory=dict)
 
     def on_axes(self, num_axes: int) -> LongArray:
         """Return `rope_positions`, also where the axes are alike: (num_axes, T) int64, not to be

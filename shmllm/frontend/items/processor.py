@@ -32,11 +32,13 @@ class ItemProcessor(ABC, Generic[Opened]):
     Attributes:
         mark: what users and chat templates write for an item.
         token_id: the id of the token at whose positions the embeddings are.
+        token_alone: the same of a model whose prompts have one item and no text; None: others.
     """
 
     def __init__(self, placeholder: Placeholder) -> None:
         self.mark = placeholder.mark
         self.token_id = placeholder.token_id
+        self.token_alone = placeholder.token_id if placeholder.is_alone else None
         self._placeholder = placeholder
 
     @classmethod

@@ -34,9 +34,11 @@ class Placeholder(ABC):
         replaced_ids: the ids of its tokens; empty: those that the tokenizer makes of it.
         token: the text of the token that stands for an embedding; it may be the same as `replaced`.
         token_id: its id.
+        is_alone: whether a prompt with an item consists of that item, for which one token stands.
     """
 
     modality: ClassVar[Modality]
+    is_alone: ClassVar[bool] = False
 
     mark: str
     replaced: str

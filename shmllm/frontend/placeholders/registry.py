@@ -13,6 +13,7 @@ from shmllm.frontend.placeholders.aya_vision import (
     AyaVisionPlaceholder,
     Cohere2VisionPlaceholder,
 )
+from shmllm.frontend.placeholders.clip import ClipPlaceholder
 from shmllm.frontend.placeholders.deepseek_ocr2 import (
     DeepseekOcr2Placeholder,
     DeepseekOcrPlaceholder,
@@ -120,6 +121,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
     "CanaryForConditionalGeneration": (ParakeetPlaceholder,),
     "CohereAsrForConditionalGeneration": (CohereAsrPlaceholder,),
+    "CLIPModel": (ClipPlaceholder,),
     "ColModernVBertForRetrieval": (ColModernVBertPlaceholder,),
     "ColPaliForRetrieval": (PaliGemmaPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
@@ -202,6 +204,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "Qwen3_5MoeForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
+    "SiglipModel": (ClipPlaceholder,),
     "VideoLlama3ForConditionalGeneration": (VideoLlama3Placeholder,),
     "VipLlavaForConditionalGeneration": (VipLlavaPlaceholder,),
     "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),

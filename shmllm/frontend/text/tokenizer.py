@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from shmllm.errors import RequestError
 from shmllm.formats.byte_level import BYTE_ALPHABET
+from shmllm.formats.tokenizer_files import pads_left
 from shmllm.frontend.text.chat_messages import Marks
 from shmllm.frontend.text.tokenizer_backend import (
     FastBackend,
@@ -186,6 +188,23 @@ class Tokenizer:
         except (TypeError, UnicodeError) as error:
             _blame_text({f"text {index}": text for index, text in enumerate(texts)}, error)
             raise
+
+    def filled(self, ids: list[int], length: int, default: int) -> list[int]:
+        """The token ids of a text with as much padding as transformers' processor writes.
+
+        Args:
+            ids: the token ids.
+            length: how many there are at least.
+            default: the padding token of a tokenizer that does not name one.
+        """
+        named = self.special_tokens.get("pad_token")
+        found = None if named is None else self._backend.token_to_id(named)
+        padding = [default if found is None else found] * (length - len(ids))
+        return padding + ids if self._pads_left else ids + padding
+
+    @cached_property
+    def _pads_left(self) -> bool:
+        return self._directory is not None and pads_left(self._directory)
 
     def encode_pairs(
         self,

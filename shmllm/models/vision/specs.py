@@ -25,6 +25,7 @@ from shmllm.models.vision.llava_specs import (
     VipLlavaTower,
 )
 from shmllm.models.vision.ovis2_specs import Ovis2Tower
+from shmllm.models.vision.pooled_specs import PooledTower
 from shmllm.models.vision.sam_specs import (
     DeepseekOcr2Tower,
     DeepseekOcrTower,
@@ -229,6 +230,7 @@ TowerSpec = (
     | AyaVisionTower
     | Gemma3Tower
     | PaliGemmaTower
+    | PooledTower
     | GotOcr2Tower
     | DeepseekOcrTower
     | DeepseekOcr2Tower
@@ -361,6 +363,12 @@ class VisionSpec:
         if isinstance(tower, SquaresTower):
             return tower.most_activations
         return tower.encoder.most_activations
+
+    @property
+    def pooled_width(self) -> int:
+        """The width of an image's only embedding, which no layer reads: it is the result of its
+        prompt, behind the head; 0: embeddings take the place of those of tokens."""
+        return self.tower.width if isinstance(self.tower, PooledTower) else 0
 
     @property
     def most_joined(self) -> int:

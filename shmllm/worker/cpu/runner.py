@@ -311,6 +311,7 @@ class CpuRunner(LoadedRunner):
         self.items.update(plan)
         self.items.write_prefixes(plan, self._batch, self._part.prefixes)
         program_inputs, levels = self._program.inputs, self._program.levels
+        inputs.item_results = self.items.results(plan)
         found = self.items.find(plan, inputs)
         hidden = self._program.embeds.shape[1]
         for tokens, rows in found:

@@ -206,6 +206,7 @@ class GpuRunner(LoadedRunner):
         embeds = self._prompt_embeds.find(inputs.token_ids, inputs)
         self.items.update(plan)
         self.items.write_prefixes(plan, self.batch, self._part.prefixes)
+        inputs.item_results = self.items.results(plan)
         found = self.items.find(plan, inputs)
         for tokens, _ in found:
             inputs.token_ids[tokens] = EMBEDDED
@@ -237,7 +238,8 @@ class GpuRunner(LoadedRunner):
         scores = [self._score_prompt(hidden, inputs, wanted) for wanted in plan.prompt_scores]
         states = None
         if plan.pools:
-            states = self.sampler.transfers.fetch(hidden[:num_tokens].float())
+            results = [each.float() for each in inputs.item_results.values()]
+            states = self.sampler.transfers.fetch(hidden[:num_tokens].float(), *results)
         experts = self._fetch_experts(plan, inputs)
         if shared is not None and self._drafter is None:
             shared.save(plan.saves_after)  # the timer ends later

@@ -70,8 +70,8 @@ class GpuStep:
         hidden: [T or more, hidden] on the device, the hidden states of all tokens.
         logits: (N or more, V) on the device, the logits of the step's N samples.
         prompt_scores: the pending log-probabilities of prompts.
-        pooled: the pending hidden states of all tokens, (T * hidden,) float32; None if the step
-            has no pooling requests.
+        pooled: the pending hidden states of all tokens, (T * hidden,) float32, and the results of
+            `StepInputs.item_results`; None if the step has no pooling requests.
         experts: the pending choices of experts; None: nobody asks for them.
     """
 
@@ -139,8 +139,10 @@ class GpuStep:
     def _pool(self) -> list[Piece]:
         if self._pooled is None:
             return []
-        (states,) = self._pooled.arrays()
-        hidden = torch.from_numpy(states).view(len(self._inputs.token_ids), -1)
+        states, *results = map(torch.from_numpy, self._pooled.arrays())
+        hidden = states.view(len(self._inputs.token_ids), -1)
+        rows = (each[None] for each in results)
+        self._inputs.item_results = dict(zip(self._inputs.item_results, rows, strict=True))
         return self._runner.pooler(hidden, self._inputs, self._plan)
 
     @torch.inference_mode()
