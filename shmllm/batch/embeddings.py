@@ -1,6 +1,7 @@
 """Rows of texts, and records of their embeddings.
 
-A row holds `text` or `prompt`, and a record holds `embedding`. The other fields are copied.
+A row holds `text` or `prompt`, and perhaps `images`, and a record holds `embedding`. The other
+fields are copied.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shmllm.batch.rows import JsonObject, Row, carried, parse_json, shown
+from shmllm.batch.rows import JsonObject, Row, carried, check_item_names, parse_json, shown
 from shmllm.batch.vectors import encoded, width_of
 from shmllm.errors import RequestError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from shmllm.outputs.pooling import EmbeddingRequestOutput
 
 EMBEDDING = "embedding"
+IMAGES = "images"
 _CONTENT = ("text", "prompt")
 _SPARSE = {"indices", "values"}
 _RESULTS = {"line", *_CONTENT, EMBEDDING, "error", "num_prompt_tokens"}
@@ -40,17 +42,22 @@ class TextFormat:
 
     Args:
         results: the names that records have for results.
+        takes_images: whether a row may list images beside its text, or instead of one.
     """
 
-    def __init__(self, results: set[str]) -> None:
+    def __init__(self, results: set[str], *, takes_images: bool = False) -> None:
         self._results = results
+        self._images = (IMAGES,) if takes_images else ()
 
     def row(self, line: int, fields: Mapping[str, Any]) -> Row:
         row = Row(line)
         row.identity = {"id": fields["id"]} if "id" in fields else {}
-        row.carried = carried(fields, {"id", *_CONTENT}, self._results)
+        row.carried = carried(fields, {"id", *_CONTENT, *self._images}, self._results)
         try:
-            row.prompt = _text_in(fields)
+            for name in self._images:
+                if names := check_item_names(name, fields.get(name) or []):
+                    row.items = {"image": names}
+            row.prompt = _text_in(fields, is_optional=bool(row.items))
         except RequestError as error:
             row.error = str(error)
         return row
@@ -71,7 +78,7 @@ class EmbeddingFormat(TextFormat):
     """
 
     def __init__(self, *, is_journal: bool = False) -> None:
-        super().__init__(_RESULTS)
+        super().__init__(_RESULTS, takes_images=True)
         self._is_journal = is_journal
         self.is_sparse = False
         self._width: int | None = None
@@ -125,8 +132,27 @@ class EmbeddingFormat(TextFormat):
             )
 
 
-def _text_in(fields: Mapping[str, Any]) -> str:
+class ImageFormat(EmbeddingFormat):
+    """Makes records of images that a command names, each of which is a row.
+
+    Args:
+        text: what stands beside each image.
+        is_journal: see `EmbeddingFormat`.
+    """
+
+    def __init__(self, text: str, *, is_journal: bool = False) -> None:
+        super().__init__(is_journal=is_journal)
+        self._text = text
+
+    def text_row(self, line: int, index: int, text: str) -> Row:
+        """The row of an image, whose path is the text; its record holds the path and `index`."""
+        return Row(line, self._text, {"image": [text]}, carried={"index": index, "image": text})
+
+
+def _text_in(fields: Mapping[str, Any], *, is_optional: bool) -> str:
     given = [name for name in _CONTENT if name in fields]
+    if not given and is_optional:
+        return ""
     if not given:
         raise RequestError("none of 'text', 'prompt' is given")
     if len(given) > 1:

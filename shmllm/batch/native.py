@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.batch.parameters import SAMPLING_FIELDS
-from shmllm.batch.rows import JsonObject, Messages, Row, carried, shown
+from shmllm.batch.rows import JsonObject, Messages, Row, carried, check_item_names, shown
 from shmllm.errors import RequestError
 from shmllm.outputs.request import CompletionOutput, RequestOutput
 from shmllm.params.items import Modality
@@ -189,11 +189,7 @@ class NativeFormat:
         found: dict[Modality, list[str]] = {}
         for field, modality in ITEM_FIELDS.items():
             given = fields.get(field) is not None
-            names: list[Any] = self._typed(fields, field, list) if given else []
-            if not all(isinstance(name, str) and name for name in names):
-                raise RequestError(
-                    f"{field!r} must be a list of paths and data URLs, got {shown(names)}"
-                )
+            names = check_item_names(field, self._typed(fields, field, list) if given else [])
             if names and "messages" in fields:
                 raise RequestError(
                     f"{field!r} cannot be used with 'messages', whose parts name {field}"

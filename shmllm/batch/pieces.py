@@ -17,8 +17,9 @@ MOST_TEXTS = 256
 MOST_CHARACTERS = 2**18
 """A piece ends at either. It is large, because the engine has nothing to do between two pieces."""
 
+Request = TypeVar("Request")
 Output = TypeVar("Output")
-Call = Callable[[Sequence[str]], Sequence[Output]]
+Call = Callable[[Sequence[Request]], Sequence[Output]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ class Refused:
 
 
 def run_in_pieces(
-    call: Call[Output], texts: Iterator[str]
+    call: Call[Request, Output],
+    texts: Iterator[Request],
+    length: Callable[[Request], int] = len,  # type: ignore[assignment]
 ) -> Iterator[tuple[int, Output | Refused]]:
     """Calls a function with pieces of the texts.
 
@@ -41,6 +44,7 @@ def run_in_pieces(
         call: returns a result for each text of a list. It raises RequestError, and does nothing, if
             one of them is wrong.
         texts: any number of texts, of which one piece is read at a time.
+        length: how many characters each counts as.
 
     Yields:
         (index of the text, result), in the order of the texts.
@@ -49,24 +53,24 @@ def run_in_pieces(
         EnginePausedError: the engine takes no requests now. No text is to blame.
     """
     places = count()
-    while piece := _take(texts):
+    while piece := _take(texts, length):
         for result in _results(call, piece):
             yield next(places), result
 
 
-def _take(texts: Iterator[str]) -> list[str]:
-    piece: list[str] = []
+def _take(texts: Iterator[Request], length: Callable[[Request], int]) -> list[Request]:
+    piece: list[Request] = []
     num_characters = 0
     while len(piece) < MOST_TEXTS and num_characters < MOST_CHARACTERS:
         text = next(texts, None)
         if text is None:
             break
         piece.append(text)
-        num_characters += len(text)
+        num_characters += length(text)
     return piece
 
 
-def _results(call: Call[Output], piece: Sequence[str]) -> Iterator[Output | Refused]:
+def _results(call: Call[Request, Output], piece: Sequence[Request]) -> Iterator[Output | Refused]:
     """The results of a piece. If it is refused, those of its halves."""
     try:
         results = call(piece)

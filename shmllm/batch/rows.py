@@ -185,6 +185,17 @@ def carried(
     return found
 
 
+def check_item_names(field: str, names: object) -> list[str]:
+    """Returns the paths and URLs of items that a field of a row lists.
+
+    Raises:
+        RequestError: it lists something else.
+    """
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise RequestError(f"{field!r} must be a list of paths and data URLs, got {shown(names)}")
+    return names
+
+
 def shown(value: object) -> str:
     """A value as JSON for a message, shortened."""
     text = json.dumps(value, default=str)

@@ -1,4 +1,4 @@
-"""`shmllm embed`: the vectors of a file of texts."""
+"""`shmllm embed`: the vectors of a file of texts, or of images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from shmllm.cli import drafts
 from shmllm.cli.interrupts import interruptible
+from shmllm.cli.items import FLAGS, folder_option, take_folder
 from shmllm.cli.options import (
     engine_options,
     metrics_port_option,
@@ -25,11 +26,14 @@ Examples:
   shmllm embed -m ./my-encoder -i texts.jsonl -o vectors.parquet --resume
   shmllm embed -m ./my-encoder -i texts.txt -o vectors.npy --dimensions 256
   shmllm embed --attach main -i queries.jsonl --prompt-name query > vectors.jsonl
+  shmllm embed -m ./my-clip --image cat.png --image dog.png -o images.npy
 
 \b
 Input: JSON lines (or .parquet, or either compressed as .gz). A line is a string, or an
-  object that holds `text` or `prompt`, and may hold `id`. Other fields are copied to
-  the output. In a file of plain lines each line is a text.
+  object that holds `text` or `prompt`, and may hold `id`, and `images` beside a text or
+  instead of one: a list of data URLs, or paths below the folder of
+  --allowed-local-media-path. Other fields are copied to the output. In a file of plain
+  lines each line is a text. With --image each image is a row, whose record holds `image`.
 Output, in the order of the input:
   .jsonl    a line holds `id` if the input has one, `line` (from 1), `embedding` and
             `num_prompt_tokens`, or instead of these `error`; then the other fields
@@ -63,6 +67,15 @@ aborted or refused requests, 130 interrupted, 143 terminated.
 @click.option("--overwrite", is_flag=True, help="Replace the vectors of an earlier run.")
 @shard_option
 @click.option(
+    FLAGS["image"],
+    "image",
+    multiple=True,
+    metavar="FILE",
+    help="Image to compute a vector of, in place of --input. May be given several times.",
+)
+@click.option("--text", metavar="TEXT", help="Text beside each --image, if the model reads both.")
+@folder_option
+@click.option(
     "--dimensions",
     type=click.IntRange(min=1),
     metavar="N",
@@ -89,7 +102,7 @@ aborted or refused requests, 130 interrupted, 143 terminated.
 @metrics_port_option
 @engine_options
 def embed(**options: Any) -> int:
-    """Compute a vector of each text of a file."""
+    """Compute a vector of each text of a file, or of each image."""
     with interruptible():
         return run(options)
 
@@ -100,7 +113,8 @@ def run(options: dict[str, Any]) -> int:
 
     refuse_options([drafts.OPTION], "is for commands that generate")
     engine = take_engine_options(options)
-    session = CommandSession(options["attach"], engine, options["metrics_port"])
+    folder = take_folder(options)
+    session = CommandSession(options["attach"], engine, options["metrics_port"], replies=folder)
     if options["target"] == "-":
         check_stdout()
     embedding = options_of_embed(options)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shmllm.cli.items import FOLDER_FLAG
+from shmllm.cli.items import FOLDER_FLAG, read_item
 from shmllm.errors import RequestError
 from shmllm.frontend.given_items import DATA, GivenItem, GivenItems
 from shmllm.frontend.items.ready import by_modality
@@ -64,11 +64,29 @@ def _joined(messages: list[Any], items: Sequence[ReadyItem]) -> list[Any]:
 
 
 def _has_template(front_end: FrontEnd) -> bool:
+    """Whether prompts become messages: what only makes vectors may have a template without being
+    trained for it."""
+    if not front_end.info.pooling.generates:
+        return False
     try:
         front_end.tokenizer.chat_template()
     except RequestError:
         return False
     return True
+
+
+def items_of_paths(front_end: FrontEnd, named: Mapping[Modality, Sequence[str]]) -> list[ReadyItem]:
+    """The items of files that the user of a command names.
+
+    Args:
+        front_end: prepares them.
+        named: of each its path, by modality.
+
+    Raises:
+        RequestError: one cannot be used; the message names it.
+    """
+    given = [read_item(modality, path) for modality, paths in named.items() for path in paths]
+    return front_end.items.ready("the row", GivenItems(given))
 
 
 def items_of_row(front_end: FrontEnd, named: Mapping[Modality, Sequence[str]]) -> list[ReadyItem]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -90,17 +90,7 @@ class CommandItems:
             RequestError: one of them cannot be read, or contains something else.
         """
         paths = [(modality, path) for modality in FLAGS for path in options.pop(modality)]
-        if not paths:
-            return cls()
-        from shmllm.frontend.given_items import GivenItem
-        from shmllm.frontend.items.files import item_of_path
-
-        return cls(
-            tuple(
-                GivenItem(modality, item_of_path(modality, f"{FLAGS[modality]} {path}", path))
-                for modality, path in paths
-            )
-        )
+        return cls(tuple(read_item(modality, path) for modality, path in paths))
 
     def __bool__(self) -> bool:
         return bool(self.items)
@@ -128,27 +118,8 @@ class CommandItems:
             )
 
     def check_model(self, session: CommandSession) -> None:
-        """Check that the model of the engine that will be started takes the items.
-
-        Raises:
-            RequestError: it does not.
-            EngineStartError: there is no such model, or its settings for them are wrong.
-        """
-        engine = session.engine
-        if not self or session.attach is not None or engine["hf_overrides"]:
-            return
-        first = FLAGS[self._modalities[0]]
-        if engine["language_model_only"]:
-            raise click.UsageError(f"{first} and --language-model-only exclude each other")
-        from shmllm.frontend.model_files import Hub, resolve_model
-
-        taken = modalities_of(resolve_model(engine["model"], Hub(engine["revision"])))
-        for modality in self._modalities:
-            if modality not in taken:
-                raise RequestError(
-                    f"{engine['model']} takes no {COUNTED[modality]}: {FLAGS[modality]} needs a "
-                    "model that does"
-                )
+        """See `check_takes`."""
+        check_takes(session, self._modalities)
 
     def ready(self, llm: LLM) -> list[ReadyItem]:
         """Prepare the items for a model, once for all prompts.
@@ -165,6 +136,47 @@ class CommandItems:
             return llm.front_end.items.ready(first, GivenItems(self.items))
         except RequestError as error:
             raise RequestError(str(error).removeprefix(f"{first}: ")) from error
+
+
+def read_item(modality: Modality, path: str) -> GivenItem:
+    """Read the file that a command's option names.
+
+    Raises:
+        RequestError: it cannot be read, or contains something else.
+    """
+    from shmllm.frontend.given_items import GivenItem
+    from shmllm.frontend.items.files import item_of_path
+
+    return GivenItem(modality, item_of_path(modality, f"{FLAGS[modality]} {path}", path))
+
+
+def check_takes(session: CommandSession, modalities: Sequence[Modality]) -> None:
+    """Check that the model of the engine that will be started takes the items of a command.
+
+    Args:
+        session: starts the engine.
+        modalities: those of the items.
+
+    Raises:
+        RequestError: it does not.
+        EngineStartError: there is no such model, or its settings for them are wrong.
+    """
+    engine = session.engine
+    if not modalities or session.attach is not None or engine["hf_overrides"]:
+        return
+    if engine["language_model_only"]:
+        raise click.UsageError(
+            f"{FLAGS[modalities[0]]} and --language-model-only exclude each other"
+        )
+    from shmllm.frontend.model_files import Hub, resolve_model
+
+    taken = modalities_of(resolve_model(engine["model"], Hub(engine["revision"])))
+    for modality in modalities:
+        if modality not in taken:
+            raise RequestError(
+                f"{engine['model']} takes no {COUNTED[modality]}: {FLAGS[modality]} needs a "
+                "model that does"
+            )
 
 
 def modalities_of(directory: Path) -> tuple[Modality, ...]:

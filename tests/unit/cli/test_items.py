@@ -25,7 +25,10 @@ ENGINE = {"model": "tiny", "revision": None, "hf_overrides": None, "language_mod
 class FrontEnd:
     """Has the mark "<i>"; chats become the text of their messages."""
 
-    def __init__(self, folder: str = "", template: str | None = None) -> None:
+    def __init__(
+        self, folder: str = "", template: str | None = None, *, generates: bool = True
+    ) -> None:
+        self.info = SimpleNamespace(pooling=SimpleNamespace(generates=generates))
         self.items = SimpleNamespace(
             mark=lambda modality: "<i>",
             options=SimpleNamespace(folder=folder),
