@@ -106,6 +106,12 @@ class PooledModel:
         params = params.clone()
         params.task = chosen
         params.verify(self)
+        config = self.pooler_config
+        if self.pooling.text_length and (config.enable_chunked_processing or config.max_embed_len):
+            raise RequestError(
+                "enable_chunked_processing and max_embed_len are not possible: all texts of the "
+                f"model have {self.pooling.text_length} tokens, with padding"
+            )
         if chosen in TOKEN_TASKS and self.pooling.head == MULTI:
             return self._of_several(params, chosen)
         if chosen in TOKEN_TASKS:

@@ -96,6 +96,12 @@ def test_a_prompt_becomes_a_message_if_the_model_has_a_template() -> None:
     assert (salted["chat"], salted["cache_salt"]) == ([user("a", items[0])], "s")
 
 
+def test_a_model_that_only_makes_vectors_gets_marks_although_it_has_a_template() -> None:
+    front_end: Any = FrontEnd(template="x", generates=False)
+    found = prompt_with_items(front_end, "a", [ready(1)])
+    assert found["prompt"] == "<i>\na"
+
+
 def test_the_last_message_gets_the_images() -> None:
     system = {"role": "system", "content": "Be brief."}
     found = prompt([system, {"role": "user", "content": "a <i>"}], [ready(1)])

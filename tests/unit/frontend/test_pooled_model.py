@@ -56,6 +56,15 @@ def test_classes_are_logits_of_the_head_and_then_scores():
     assert (plan.task, plan.activation) == ("token_classify", "none")
 
 
+@pytest.mark.parametrize("option", ["enable_chunked_processing", "max_embed_len"])
+def test_padded_texts_are_not_divided(option):
+    own = model(
+        PoolerConfig(**{option: True if option.startswith("enable") else 99}), text_length=64
+    )
+    with pytest.raises(RequestError, match="all texts of the model have 64 tokens, with padding"):
+        own.resolve(PoolingParams(), None)
+
+
 def test_a_softmax_of_one_label_is_a_sigmoid():
     own = model(**CLASSIFIER | {"labels": ("yes",)})
     assert own.resolve(PoolingParams(), None)[1].activation == "sigmoid"

@@ -59,6 +59,7 @@ def test_vectors_equal_the_reference(budget, dtype):
         prompts, starts, counts = (np.array(column) for column in zip(*step, strict=True))
         first_tokens = np.cumsum(counts) - counts
         inputs = SimpleNamespace(
+            item_results={},
             rows=prompts + 3,
             counts=counts,
             first_tokens=first_tokens,
@@ -83,6 +84,7 @@ def test_the_bits_of_a_sum_do_not_depend_on_chunks(counts):
     start = 0
     for count in counts:
         inputs = SimpleNamespace(
+            item_results={},
             rows=np.array([0]),
             counts=np.array([count]),
             first_tokens=np.array([0]),
@@ -101,6 +103,7 @@ def test_the_bits_of_a_sum_do_not_depend_on_chunks(counts):
 def test_a_vector_of_zeros_stays_finite():
     plan = StepPlan(step=0, pools=[Pool(0, Pooling(), True)])
     inputs = SimpleNamespace(
+        item_results={},
         rows=np.array([0]),
         counts=np.array([1]),
         first_tokens=np.array([0]),

@@ -59,3 +59,11 @@ def test_absent_fields_agree_with_transformers(name: str, tmp_path: Path) -> Non
     kind = getattr(transformers, f"{name}Config")
     architecture = f"{name}ForConditionalGeneration"
     assert_absent_fields_agree(tmp_path, architecture, FEW[name], kind(**FEW[name]))
+
+
+@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
+def test_absent_fields_of_models_of_texts_and_images_agree(name: str, tmp_path: Path) -> None:
+    kind = name.lower()
+    few = {f"{each}_config": {"model_type": f"{kind}_{each}_model"} for each in ("text", "vision")}
+    written = getattr(transformers, f"{name}Config")(**few)
+    assert_absent_fields_agree(tmp_path, f"{name}Model", few, written)

@@ -21,9 +21,12 @@ from conformance.gpu_images import (
 from PIL import Image
 from support.fake_gpu import FakeGpu
 from support.image_llms import prepared_of
+from support.image_text_models import TEXTS, make_image_text_model, prompt_of, some_images
+from support.pooling_models import assert_vectors_close
+from support.variants import slow
 from support.vision_models import make_vision_model, reference_tokens
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, PoolingParams, SamplingParams
 
 __all__ = ["encoded", "subject"]
 
@@ -88,3 +91,31 @@ def test_tokens_of_prompts_attend_to_all_of_the_prompt(
             prepared = prepared_of(llm, images)
             wanted = reference_tokens(model, output.prompt_token_ids, prepared, 6)
             assert output.outputs[0].token_ids == wanted
+
+
+@pytest.mark.usefixtures("on_fake_gpu")
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("clip", "NONE"), slow("clip", "FULL_AND_PIECEWISE"), slow("siglip", "PIECEWISE")],
+)
+def test_vectors_of_texts_and_images_equal_transformers(
+    kind: str, mode: str, tmp_path: Path
+) -> None:
+    """Of texts and images that steps compute together, while the next step is prepared."""
+    model = make_image_text_model(kind, tmp_path, text={"num_hidden_layers": 2})
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "multiprocess": False,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 24,
+        "kv_cache_memory_bytes": 2**22,
+        "compilation_config": {"cudagraph_mode": mode, "cudagraph_capture_sizes": [2, 24]},
+    }
+    with LLM(str(tmp_path), **options) as llm:
+        assert llm.facts.device == "fake GPU"
+        raw = PoolingParams(use_activation=False)
+        given = [TEXTS[0], some_images()[1], TEXTS[1], some_images()[0]]
+        prompts = [prompt_of(each) for each in given]
+        found = llm.embed(prompts, pooling_params=raw, use_tqdm=False)
+        wanted = [model.vector(each) for each in given]
+        assert_vectors_close([each.outputs.array for each in found], wanted, 2e-5)
