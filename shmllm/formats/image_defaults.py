@@ -111,6 +111,7 @@ _EVEN = {"temporal_patch_size": 1, "do_sample_frames": False, "fps": 2}
 _SAMPLED = {"min_frames": 4, "max_frames": 768, "fps": 2}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
+    "ChineseCLIPImageProcessor": _CLIP,
     "LlavaImageProcessor": _CLIP | {"do_pad": False},
     "LlavaNextImageProcessor": _CLIP
     | {

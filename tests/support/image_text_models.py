@@ -15,6 +15,9 @@ from support.pooling_models import draw, write_tokenizer
 from tokenizers import Tokenizer, processors
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+from transformers.models.chinese_clip.image_processing_pil_chinese_clip import (
+    ChineseCLIPImageProcessorPil,
+)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
@@ -58,14 +61,16 @@ class Kind(NamedTuple):
     images: Any
 
 
+_CUT: dict[str, Any] = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
+_WHOLE: dict[str, Any] = {"size": {"height": 64, "width": 64}}
+_CLIP = Kind(
+    "CLIP", {}, {"projection_dim": 40}, "<bos> $A <eos>", False, CLIPImageProcessorPil(**_CUT)
+)
 KINDS = {
-    "clip": Kind(
-        "CLIP",
-        {},
-        {"projection_dim": 40},
-        "<bos> $A <eos>",
-        False,
-        CLIPImageProcessorPil(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64}),
+    "clip": _CLIP,
+    "metaclip_2": _CLIP._replace(name="MetaClip2"),
+    "chinese_clip": _CLIP._replace(
+        name="ChineseCLIP", images=ChineseCLIPImageProcessorPil(**_WHOLE, do_center_crop=False)
     ),
     "siglip": Kind(
         "Siglip",
@@ -73,7 +78,7 @@ KINDS = {
         {},
         "$A <eos>",
         True,
-        SiglipImageProcessorPil(size={"height": 64, "width": 64}),
+        SiglipImageProcessorPil(**_WHOLE),
     ),
 }
 

@@ -121,7 +121,9 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
     "CanaryForConditionalGeneration": (ParakeetPlaceholder,),
     "CohereAsrForConditionalGeneration": (CohereAsrPlaceholder,),
-    "CLIPModel": (ClipPlaceholder,),
+    **dict.fromkeys(
+        ("CLIPModel", "ChineseCLIPModel", "MetaClip2Model", "SiglipModel"), (ClipPlaceholder,)
+    ),
     "ColModernVBertForRetrieval": (ColModernVBertPlaceholder,),
     "ColPaliForRetrieval": (PaliGemmaPlaceholder,),
     "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
@@ -204,7 +206,6 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "Qwen3_5MoeForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
-    "SiglipModel": (ClipPlaceholder,),
     "VideoLlama3ForConditionalGeneration": (VideoLlama3Placeholder,),
     "VipLlavaForConditionalGeneration": (VipLlavaPlaceholder,),
     "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),

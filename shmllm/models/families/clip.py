@@ -1,6 +1,6 @@
-"""CLIP: vectors of texts and of images that are near to one another where the texts describe the
-images. The encoder of texts has causal layers, and a projection of the last token is the vector
-(Radford et al., 2021)."""
+"""CLIP and MetaCLIP 2: vectors of texts and of images that are near to one another where the texts
+describe the images. The encoder of texts has causal layers, and a projection of the last token is
+the vector (Radford et al., 2021)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ _DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 12,
     "num_attention_heads": 8,
 }
+_VISION_MODELS = ("clip_vision_model", "chinese_clip_vision_model", "metaclip_2_vision_model")
 _PARTS = ("text_config", "vision_config")
 _NAMES = {
     "model.embed_tokens.": "model.embeddings.token_embedding.",
@@ -50,8 +51,19 @@ _NAMES = {
 
 
 def configure(fields: Fields) -> ModelConfig:
-    fields = _first_fields(fields).with_defaults(_DEFAULTS)
+    fields = first_fields(fields).with_defaults(_DEFAULTS)
     model = read_texts(fields, positions=77, activation="quick_gelu", eps=1e-5)
+    return with_projections(model, fields)
+
+
+def with_projections(model: ModelConfig, fields: Fields) -> ModelConfig:
+    """Returns an encoder of texts with a projection to ``projection_dim`` numbers, and CLIP's tower
+    for images with another one.
+
+    Args:
+        model: the encoder.
+        fields: those of ``text_config``.
+    """
     width = fields.whole.integer("projection_dim", 512)
     dense = DenseSpec(name="text_projection", inputs=model.hidden_size, outputs=width)
     return replace(
@@ -62,7 +74,7 @@ def configure(fields: Fields) -> ModelConfig:
     )
 
 
-def _first_fields(fields: Fields) -> Fields:
+def first_fields(fields: Fields) -> Fields:
     """Returns the fields with those of ``text_config_dict`` and ``vision_config_dict`` in the place
     of all of ``text_config`` and ``vision_config``, as transformers reads its first files."""
     whole = fields.whole
@@ -99,7 +111,7 @@ def read_texts(fields: Fields, positions: int, activation: str, eps: float) -> M
 
 def read_vision(fields: Fields) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
-    vision = vision_fields(fields, "clip_vision_model")
+    vision = vision_fields(fields, *_VISION_MODELS)
     if vision is None:
         return None
     return pooled_vision(read_clip(vision), fields.whole.integer("projection_dim", 512))

@@ -37,6 +37,7 @@ from shmllm.frontend.images.rules.siglip import SiglipRules
 
 FAMILIES: dict[str, type[Rules]] = {
     "CLIPImageProcessor": ClipRules,
+    "ChineseCLIPImageProcessor": ClipRules,
     "LlavaImageProcessor": ClipRules,
     "LlavaNextImageProcessor": LlavaNextRules,
     "LlavaOnevisionImageProcessor": LlavaOnevisionRules,

@@ -61,9 +61,18 @@ def test_absent_fields_agree_with_transformers(name: str, tmp_path: Path) -> Non
     assert_absent_fields_agree(tmp_path, architecture, FEW[name], kind(**FEW[name]))
 
 
-@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
-def test_absent_fields_of_models_of_texts_and_images_agree(name: str, tmp_path: Path) -> None:
-    kind = name.lower()
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("CLIP", "clip"),
+        ("ChineseCLIP", "chinese_clip"),
+        ("MetaClip2", "metaclip_2"),
+        ("Siglip", "siglip"),
+    ],
+)
+def test_absent_fields_of_models_of_texts_and_images_agree(
+    name: str, kind: str, tmp_path: Path
+) -> None:
     few = {f"{each}_config": {"model_type": f"{kind}_{each}_model"} for each in ("text", "vision")}
     written = getattr(transformers, f"{name}Config")(**few)
     assert_absent_fields_agree(tmp_path, f"{name}Model", few, written)
