@@ -134,6 +134,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "size": {"height": 384, "width": 384},
         "num_frames": 32,
     },
+    "Siglip2ImageProcessor": {"resample": BILINEAR, "patch_size": 16, "max_num_patches": 256},
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Glm46VImageProcessor": _GLM4V,
     "Glm4vImageProcessor": _GLM4V,

@@ -273,6 +273,7 @@ ARCHITECTURES: dict[str, str] = {
     "SarvamMLAForCausalLM": "sarvam_mla",
     "SarvamMoEForCausalLM": "sarvam_moe",
     "SeedOssForCausalLM": "seed_oss",
+    "Siglip2Model": "siglip",
     "SiglipModel": "siglip",
     "SmolLM3ForCausalLM": "smollm3",
     "SmolVLMForConditionalGeneration": "idefics3",

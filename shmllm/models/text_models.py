@@ -91,6 +91,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "SmolVLMForConditionalGeneration": ("llama",),
     "Step3p7ForConditionalGeneration": ("step3p5",),
     "MetaClip2Model": ("metaclip_2_text_model",),
+    "Siglip2Model": ("siglip2_text_model",),
     "SiglipModel": ("siglip_text_model",),
     "VideoLlama3ForConditionalGeneration": ("qwen2",),
     "VipLlavaForConditionalGeneration": ("llama", "mistral", "qwen2"),

@@ -92,6 +92,8 @@ from shmllm.models.vision.qwen2_5_vl import Qwen2_5
 from shmllm.models.vision.qwen2_vl import Qwen2
 from shmllm.models.vision.qwen3_vl import Qwen3
 from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, DeepseekOcrTower, GotOcr2Tower
+from shmllm.models.vision.siglip2 import PooledSiglip2
+from shmllm.models.vision.siglip2_specs import Lfm2VlTower, PooledSiglip2Tower
 from shmllm.models.vision.specs import (
     AyaVisionTower,
     DeepseekVLTower,
@@ -109,7 +111,6 @@ from shmllm.models.vision.squares_specs import (
     Glm4vTower,
     GlmOcrTower,
     KimiTower,
-    Lfm2VlTower,
     Lfm3VlTower,
     MiniCPMVTower,
     MuseGlimmerTower,
@@ -143,6 +144,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     GotOcr2Tower: GotOcr2,
     PaliGemmaTower: PaliGemma,
     PooledTower: Pooled,
+    PooledSiglip2Tower: PooledSiglip2,
     DeepseekOcrTower: DeepseekOcr,
     DeepseekOcr2Tower: DeepseekOcr2,
     Qwen2Tower: Qwen2,

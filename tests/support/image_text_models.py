@@ -20,6 +20,7 @@ from transformers.models.chinese_clip.image_processing_pil_chinese_clip import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 BEGIN, END = 0, 1
 TEXT: dict[str, Any] = {
@@ -37,7 +38,6 @@ VISION: dict[str, Any] = {
     "intermediate_size": 80,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "image_size": 64,
     "patch_size": 16,
 }
 TEXTS = ["2 3 4 5", "7", "10 11 12 100 200 250 3 2 2"]
@@ -47,7 +47,7 @@ class Kind(NamedTuple):
     """
     Attributes:
         name: the beginning of transformers' classes.
-        text, outer: what config.json has beside TEXT and VISION.
+        text, vision, outer: what config.json has beside TEXT and VISION.
         template: what the tokenizer makes of a text.
         fills: whether the processor fills texts.
         images: prepares images.
@@ -55,16 +55,33 @@ class Kind(NamedTuple):
 
     name: str
     text: dict[str, Any]
+    vision: dict[str, Any]
     outer: dict[str, Any]
     template: str
     fills: bool
     images: Any
 
 
+_SIDE = {"image_size": 64}
 _CUT: dict[str, Any] = {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}
 _WHOLE: dict[str, Any] = {"size": {"height": 64, "width": 64}}
 _CLIP = Kind(
-    "CLIP", {}, {"projection_dim": 40}, "<bos> $A <eos>", False, CLIPImageProcessorPil(**_CUT)
+    "CLIP",
+    {},
+    _SIDE,
+    {"projection_dim": 40},
+    "<bos> $A <eos>",
+    False,
+    CLIPImageProcessorPil(**_CUT),
+)
+_SIGLIP = Kind(
+    "Siglip",
+    {"projection_size": 48},
+    _SIDE,
+    {},
+    "$A <eos>",
+    True,
+    SiglipImageProcessorPil(**_WHOLE),
 )
 KINDS = {
     "clip": _CLIP,
@@ -72,13 +89,11 @@ KINDS = {
     "chinese_clip": _CLIP._replace(
         name="ChineseCLIP", images=ChineseCLIPImageProcessorPil(**_WHOLE, do_center_crop=False)
     ),
-    "siglip": Kind(
-        "Siglip",
-        {"projection_size": 48},
-        {},
-        "$A <eos>",
-        True,
-        SiglipImageProcessorPil(**_WHOLE),
+    "siglip": _SIGLIP,
+    "siglip2": _SIGLIP._replace(
+        name="Siglip2",
+        vision={"num_patches": 16},
+        images=Siglip2ImageProcessorPil(max_num_patches=20),
     ),
 }
 
@@ -107,8 +122,8 @@ class ImageTextModel(NamedTuple):
     def vector(self, given: str | Image.Image | Sequence[int]) -> Tensor:
         """What transformers computes of a text, of token ids or of an image."""
         if isinstance(given, Image.Image):
-            pixels = KINDS[self.kind].images(given, return_tensors="pt")["pixel_values"]
-            found: Tensor = self.model.get_image_features(pixels).pooler_output[0]
+            inputs = KINDS[self.kind].images(given, return_tensors="pt")
+            found: Tensor = self.model.get_image_features(**inputs).pooler_output[0]
             return found
         ids = self.token_ids(given) if isinstance(given, str) else list(given)
         of_text: Tensor = self.model.get_text_features(torch.tensor([ids])).pooler_output[0]
@@ -135,7 +150,7 @@ def make_image_text_model(
     torch.manual_seed(7)
     config = getattr(transformers, f"{recipe.name}Config")(
         text_config=TEXT | recipe.text | (text or {}),
-        vision_config=VISION | (vision or {}),
+        vision_config=VISION | recipe.vision | (vision or {}),
         **recipe.outer | outer,
     )
     model = getattr(transformers, f"{recipe.name}Model")(config).eval()

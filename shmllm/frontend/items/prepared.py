@@ -23,15 +23,15 @@ class PreparedItem:
             `pixel_table` in formats/image_settings.py turns into the tower's inputs. Of a sound
             features, float32 [frames, features].
         grid: how they lie. CLIP and SigLIP: (1, 1, 1). Qwen, GLM, EXAONE, Kimi, Mistral 3, Muse
-            Glimmer, and parts of LFM2-VL and MiniCPM-V: (1, rows, columns) of patches before they
-            are merged. Idefics3, SmolVLM: (tiles, rows, columns), the whole image is the last tile;
-            rows and columns are 0 if it is the only one. InternVL, Qianfan-OCR, Granite-Docling,
-            Aya Vision, Command A Vision and Llama 4: the same, but 1 if it is the only one. Gemma
-            3: (1 + crops, 1, 1), the whole image is the first tile. Ovis 2: (tiles, rows, columns),
-            likewise. LLaVA-NeXT and LLaVA-OneVision: (tiles, height, width) of the image in pixels,
-            likewise. A sound: (frames, 1, 1), without those behind its end, or all of a part; of
-            Music Flamingo (frames, number of the part, 1). Tiles of DeepSeek-OCR, 1 and 2: (tiles,
-            rows, columns), the whole: (1, 0, 0).
+            Glimmer, SigLIP 2 NaFlex, and parts of LFM2-VL and MiniCPM-V: (1, rows, columns) of
+            patches before they are merged. Idefics3, SmolVLM: (tiles, rows, columns), the whole
+            image is the last tile; rows and columns are 0 if it is the only one. InternVL, Qianfan-
+            OCR, Granite-Docling, Aya Vision, Command A Vision and Llama 4: the same, but 1 if it is
+            the only one. Gemma 3: (1 + crops, 1, 1), the whole image is the first tile. Ovis 2:
+            (tiles, rows, columns), likewise. LLaVA-NeXT and LLaVA-OneVision: (tiles, height, width)
+            of the image in pixels, likewise. A sound: (frames, 1, 1), without those behind its end,
+            or all of a part; of Music Flamingo (frames, number of the part, 1). Tiles of DeepSeek-
+            OCR, 1 and 2: (tiles, rows, columns), the whole: (1, 0, 0).
         num_tokens: the number of its embeddings.
         frame_seconds: of a video the time between two frames of its grid.
         times: of a video what a prompt says of the time of each frame of its grid.

@@ -13,7 +13,7 @@ from shmllm.frontend.placeholders.aya_vision import (
     AyaVisionPlaceholder,
     Cohere2VisionPlaceholder,
 )
-from shmllm.frontend.placeholders.clip import ClipPlaceholder
+from shmllm.frontend.placeholders.clip import ClipPlaceholder, Siglip2Placeholder
 from shmllm.frontend.placeholders.deepseek_ocr2 import (
     DeepseekOcr2Placeholder,
     DeepseekOcrPlaceholder,
@@ -206,6 +206,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Qwen3VLMoeForConditionalGeneration": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "Qwen3_5ForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "Qwen3_5MoeForConditionalGeneration": (Qwen35Placeholder, Qwen35VideoPlaceholder),
+    "Siglip2Model": (Siglip2Placeholder,),
     "VideoLlama3ForConditionalGeneration": (VideoLlama3Placeholder,),
     "VipLlavaForConditionalGeneration": (VipLlavaPlaceholder,),
     "VoxtralForConditionalGeneration": (VoxtralPlaceholder,),

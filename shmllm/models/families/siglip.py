@@ -1,20 +1,26 @@
-"""SigLIP, and SigLIP 2 for images of one size: vectors of texts and of images, as CLIP. Tokens of a
-text attend to all of it, and texts have padding (Zhai et al., 2023; Tschannen et al., 2025)."""
+"""SigLIP and SigLIP 2: vectors of texts and of images, as CLIP. Tokens of a text attend to all of
+it, and texts have padding (Zhai et al., 2023; Tschannen et al., 2025). Images have one size, or, in
+the variant NaFlex of SigLIP 2, any."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from shmllm.formats import siglip2
 from shmllm.models.config import ModelConfig
+from shmllm.models.config_file import architecture_name
 from shmllm.models.families.clip import named_weights, pooled_vision, read_texts
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
-from shmllm.models.vision.fields import read_siglip, vision_fields
+from shmllm.models.vision.fields import read_siglip, read_siglip2, vision_fields
+from shmllm.models.vision.siglip2_specs import PooledSiglip2Tower
 from shmllm.models.vision.specs import VisionSpec
 
 __all__ = ["configure", "named_weights", "read_vision"]
+
+_ANY_SIZE = "Siglip2Model"
 
 _DEFAULTS: dict[str, Any] = {
     "vocab_size": 32_000,
@@ -51,15 +57,23 @@ def read_vision(fields: Fields, width: int) -> VisionSpec | None:
         fields: what `configure` got.
         width: that of the vectors of texts.
     """
-    vision = vision_fields(fields, "siglip_vision_model")
+    has_any_size = architecture_name(fields) == _ANY_SIZE
+    vision = vision_fields(fields, f"siglip{2 if has_any_size else ''}_vision_model")
     if vision is None:
         return None
     if not vision.flag("vision_use_head", True):
         raise vision.error("vision_use_head false is not supported: the head makes the vectors")
-    encoder = read_siglip(vision)
-    if encoder.hidden_size != width:
+    if has_any_size:
+        tower = PooledSiglip2Tower(
+            **read_siglip2(vision), merge_size=1, most_patches=siglip2.MOST_PATCHES
+        )
+        found = VisionSpec(image_token=0, tower=tower, merge_size=1)
+    else:
+        encoder = read_siglip(vision)
+        found = pooled_vision(encoder, encoder.hidden_size)
+    if found.pooled_width != width:
         raise vision.error(
-            f"hidden_size ({encoder.hidden_size}) must be that of the vectors of texts, "
+            f"hidden_size ({found.pooled_width}) must be that of the vectors of texts, "
             f"projection_size ({width})"
         )
-    return pooled_vision(encoder, width)
+    return found

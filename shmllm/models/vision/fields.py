@@ -6,6 +6,7 @@ This module must not import torch: front ends import it too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import Any
 
 from shmllm.models.fields import Fields
@@ -99,6 +100,24 @@ def read_idefics3(vision: Fields) -> EncoderSpec:
             image_size=224, patch_size=32, activation="gelu_tanh", eps=1e-6, nearest_rows=True,
         ), "gelu_pytorch_tanh",
     )  # fmt: skip
+
+
+def read_siglip2(vision: Fields) -> dict[str, Any]:
+    """Returns the attributes of `Siglip2Tower` that a ``siglip2_vision_model`` has."""
+    hidden_size = vision.integer("hidden_size", 768)
+    num_positions = vision.integer("num_patches", 256)
+    if isqrt(num_positions) ** 2 != num_positions:
+        raise vision.error(f"num_patches ({num_positions}) must be a square number")
+    return {
+        "hidden_size": hidden_size,
+        "num_layers": vision.integer("num_hidden_layers", 12, maximum=MOST_LAYERS),
+        "num_heads": read_num_heads(vision, "num_attention_heads", 12, hidden_size),
+        "inner": vision.integer("intermediate_size", 3072),
+        "patch_size": read_side(vision, "patch_size", 16),
+        "activation": read_vision_activation(vision, "hidden_act", "gelu_pytorch_tanh"),
+        "num_positions": num_positions,
+        "eps": vision.number("layer_norm_eps", 1e-6),
+    }
 
 
 def _read_encoder(vision: Fields, default: EncoderSpec, activation: str) -> EncoderSpec:

@@ -32,12 +32,12 @@ from shmllm.models.vision.sam_specs import (
     GotOcr2Tower,
     TwoSizesTower,
 )
+from shmllm.models.vision.siglip2_specs import Lfm2VlTower, PooledSiglip2Tower
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     Glm4vTower,
     GlmOcrTower,
     KimiTower,
-    Lfm2VlTower,
     Lfm3VlTower,
     MiniCPMVTower,
     MuseGlimmerTower,
@@ -231,6 +231,7 @@ TowerSpec = (
     | Gemma3Tower
     | PaliGemmaTower
     | PooledTower
+    | PooledSiglip2Tower
     | GotOcr2Tower
     | DeepseekOcrTower
     | DeepseekOcr2Tower
@@ -368,7 +369,8 @@ class VisionSpec:
     def pooled_width(self) -> int:
         """The width of an image's only embedding, which no layer reads: it is the result of its
         prompt, behind the head; 0: embeddings take the place of those of tokens."""
-        return self.tower.width if isinstance(self.tower, PooledTower) else 0
+        tower = self.tower
+        return tower.width if isinstance(tower, PooledTower | PooledSiglip2Tower) else 0
 
     @property
     def most_joined(self) -> int:

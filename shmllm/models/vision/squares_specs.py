@@ -268,34 +268,6 @@ class PixtralTower(RotatedTower):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lfm2VlTower(SquaresTower):
-    """
-    Attributes:
-        num_positions: the length of the table of positions, a square number.
-        eps: of the norms of the encoder.
-        projector_norm: whether squares have a norm before the projections.
-        projector_inner: the width of the output of the first projection.
-        projector_activation: the activation between the projections.
-        projector_bias: whether these have a bias.
-    """
-
-    num_positions: int
-    eps: float
-    projector_norm: bool
-    projector_inner: int
-    projector_activation: VisionActivation
-    projector_bias: bool
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters, without the last projection."""
-        of_layers = self.num_layers * (4 * self.hidden_size + 2 * self.inner)
-        of_patches = 3 * self.patch_size**2 + self.num_positions
-        of_squares = self.merge_size**2 * self.projector_inner
-        return self.hidden_size * (of_layers + of_patches + of_squares)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Lfm3VlTower(RotatedTower):
     """
     Attributes:

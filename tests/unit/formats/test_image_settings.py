@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.chinese_clip.image_processing_pil_chinese_clip import (
+    ChineseCLIPImageProcessorPil,
+)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -31,6 +34,7 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from shmllm.errors import EngineStartError
@@ -38,6 +42,7 @@ from shmllm.formats.image_settings import pixel_table, read_image_settings, sett
 
 PROCESSORS = [
     CLIPImageProcessorPil,
+    ChineseCLIPImageProcessorPil,
     Gemma3ImageProcessorPil,
     Gemma4ImageProcessorPil,
     Glm4vImageProcessorPil,
@@ -51,6 +56,7 @@ PROCESSORS = [
     PixtralImageProcessorPil,
     Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,
+    Siglip2ImageProcessorPil,
     SmolVLMImageProcessorPil,
 ]
 

@@ -34,6 +34,7 @@ from shmllm.frontend.images.rules.paddleocr_vl import PaddleOcrVlRules
 from shmllm.frontend.images.rules.pixtral import PixtralRules
 from shmllm.frontend.images.rules.qwen2_vl import OneFrameRules, Qwen2VLRules
 from shmllm.frontend.images.rules.siglip import SiglipRules
+from shmllm.frontend.images.rules.siglip2 import Siglip2Rules
 
 FAMILIES: dict[str, type[Rules]] = {
     "CLIPImageProcessor": ClipRules,
@@ -41,6 +42,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "LlavaImageProcessor": ClipRules,
     "LlavaNextImageProcessor": LlavaNextRules,
     "LlavaOnevisionImageProcessor": LlavaOnevisionRules,
+    "Siglip2ImageProcessor": Siglip2Rules,
     "SiglipImageProcessor": SiglipRules,
     "Glm46VImageProcessor": Glm4vRules,
     "Glm4vImageProcessor": Glm4vRules,

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.variants import slow
+from transformers.models.chinese_clip.image_processing_pil_chinese_clip import (
+    ChineseCLIPImageProcessorPil,
+)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -39,6 +42,7 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.video_llama_3.image_processing_pil_video_llama_3 import (
     VideoLlama3ImageProcessorPil,
@@ -74,7 +78,14 @@ PROCESSORS: dict[str, Any] = {
     "llava": LlavaImageProcessorPil(size=64, crop_size=64),
     "llava_next": LlavaNextImageProcessorPil(size=64, crop_size=64, image_grid_pinpoints=SIZES),
     "llava_onevision": LlavaOnevisionImageProcessorPil(size=SQUARE, image_grid_pinpoints=SIZES),
+    "chinese_clip": ChineseCLIPImageProcessorPil(
+        size={"height": 70, "width": 60}, do_center_crop=False
+    ),
     "siglip": SiglipImageProcessorPil(),
+    "siglip2": Siglip2ImageProcessorPil(),
+    "siglip2, few patches": Siglip2ImageProcessorPil(
+        max_num_patches=30, patch_size=7, resample=3, image_mean=[0.4] * 3
+    ),
     "idefics3": Idefics3ImageProcessorPil(**SPLIT, **ROWS),
     "idefics3, whole": Idefics3ImageProcessorPil(**SPLIT, **ROWS, do_image_splitting=False),
     "idefics3, not resized": Idefics3ImageProcessorPil(**SPLIT, **ROWS, do_resize=False),
@@ -158,6 +169,14 @@ def rows_of_patches(planes: np.ndarray, processor: Any) -> np.ndarray:
     return split.reshape(rows * columns, 3, side, side)
 
 
+def pixels_of_patches(planes: np.ndarray, processor: Any) -> np.ndarray:
+    """The order of pixels of Gemma 4 and SigLIP 2: [rows * columns, patch * patch * 3]."""
+    size = processor.patch_size
+    rows, columns = (each // size for each in planes.shape[2:])
+    split = planes.reshape(3, rows, size, columns, size).transpose(1, 3, 2, 4, 0)
+    return split.reshape(rows * columns, -1)
+
+
 def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) -> None:
     expected = processor(image, return_tensors="np", **changes)
     ours = inputs(settings(processor), tiles)
@@ -172,9 +191,12 @@ def compare(processor: Any, tiles: Tiles, image: Image.Image, **changes: Any) ->
         rows, columns = tiles.grid[1:]
         assert count == rows * columns
         assert np.array_equal(places[:count, ::-1], np.indices((rows, columns)).reshape(2, -1).T)
-        size = processor.patch_size
-        split = ours.reshape(3, rows, size, columns, size).transpose(1, 3, 2, 4, 0)
-        ours, theirs = split.reshape(count, -1), theirs[0, :count]
+        ours, theirs = pixels_of_patches(ours, processor), theirs[0, :count]
+    elif "spatial_shapes" in expected:
+        assert tiles.grid == (1, *expected["spatial_shapes"][0])
+        ours = pixels_of_patches(ours, processor)
+        theirs = theirs[0, : len(ours)]
+        assert expected["pixel_attention_mask"].sum() == len(ours)
     elif "rows" in expected:
         theirs = theirs[0]
         rows, columns = expected["rows"][0][0], expected["cols"][0][0]
@@ -272,6 +294,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("llava_onevision", {"resample": 2}),
     ("siglip", {"size": {"height": 30, "width": 50}, "resample": 2}),
     ("siglip", {"do_resize": False}),
+    ("siglip2", {"max_num_patches": 300, "resample": 3}),
     ("idefics3", {"size": {"longest_edge": 100}}),
     ("idefics3", {"do_image_splitting": False}),
     ("smolvlm", {"max_image_size": {"longest_edge": 32}, "resample": 3}),
@@ -427,6 +450,7 @@ def test_llava_next_shows_images_of_which_no_pixel_counts(
         ("clip", {"size": None}, "'size' must have a value"),
         ("clip", {"size": {"longest_edge": 3}}, "'size' must have the keys 'shortest_edge' or"),
         ("clip", {"size": {"shortest_edge": 0}}, r"'size\.shortest_edge' must be a positive"),
+        ("siglip2", {"max_num_patches": 4097}, "'max_num_patches' must be at most 4096, not 4097"),
         ("clip", {"size": {"shortest_edge": True}}, "positive integer, not True"),
         ("llava_next", {"crop_size": 64}, "'crop_size' is not supported for LlavaNextImageProc"),
         ("internvl", {"max_patches": 0}, "'max_patches' must be a positive integer, not 0"),

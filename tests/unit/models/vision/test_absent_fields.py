@@ -68,6 +68,7 @@ def test_absent_fields_agree_with_transformers(name: str, tmp_path: Path) -> Non
         ("ChineseCLIP", "chinese_clip"),
         ("MetaClip2", "metaclip_2"),
         ("Siglip", "siglip"),
+        ("Siglip2", "siglip2"),
     ],
 )
 def test_absent_fields_of_models_of_texts_and_images_agree(

@@ -10,8 +10,8 @@ import pytest
 from transformers import Lfm2VlConfig
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.vision.siglip2_specs import Lfm2VlTower
 from shmllm.models.vision.specs import VisionSpec
-from shmllm.models.vision.squares_specs import Lfm2VlTower
 
 LFM2_VL_1_6B: dict[str, Any] = {
     "architectures": ["Lfm2VlForConditionalGeneration"],
