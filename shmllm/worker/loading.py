@@ -46,6 +46,9 @@ from shmllm.worker.routed_experts import routed_info
 MOST_EMBEDS = 16_384
 """How many embeddings of images are kept at least, if a request can have so many: those of the
 largest image that Qwen's settings make by default."""
+MOST_RESULTS = 16
+"""How many images a step computes at most whose vectors are results of prompts. Each has one token,
+so that without it a step of hundreds would take minutes on a CPU."""
 
 _TIED = "tie_word_embeddings"
 _OWN_HEAD = "an LM head that differs from the embeddings"
@@ -320,7 +323,9 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
         return ItemInfo()
     vision, most = model.vision, config.scheduler.max_num_batched_tokens
     most_embeds = max(most, min(max_model_len, MOST_EMBEDS))
-    if model.text is not None:
+    if model.pooled_width:
+        most_embeds = MOST_RESULTS
+    elif model.text is not None:
         most_embeds = model.text.tower.most_tokens
     elif model.num_encoded and model.audio is not None:
         most_embeds = model.audio.tower.num_embeddings(model.audio.tower.most_frames)

@@ -104,6 +104,18 @@ def test_prompts_are_those_of_transformers_or_refused(kind: str, models: Models)
         assert len(cut.prompt_token_ids) == 24
 
 
+def test_more_images_than_a_step_computes_have_their_vectors(models: Models) -> None:
+    given = [some_images()[number % 3] for number in range(24)]
+    for number, image in enumerate(given):
+        image.putpixel((0, 0), (number, 0, 0))
+    with LLM(str(models("siglip").directory), **OPTIONS) as llm:
+        together = embedded(llm, [*given[:20], TEXTS[0], *given[20:]])
+        assert len({vector.tobytes() for vector in together}) == 25
+        alone = [embedded(llm, [each])[0] for each in (given[0], given[19], TEXTS[0], given[23])]
+        chosen = [together[number] for number in (0, 19, 20, 24)]
+        assert all((a == b).all() for a, b in zip(alone, chosen, strict=True))
+
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "wide vectors": ("clip", {"projection_dim": 72}),
     "other activations": (
