@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.image_text_models import KINDS
 from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
 from support.vision_families import FAMILIES
 from support.vision_models import VISION_FAMILIES, make_vision_model, prompt_types
@@ -65,6 +66,8 @@ UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
 RETRIEVERS = {"ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"}
 """Architectures that generate nothing; see `e2e/test_page_retrievers`."""
+OF_TEXTS_AND_IMAGES = {f"{kind.name}Model" for kind in KINDS.values()}
+"""Likewise; see `e2e/test_image_text_models`."""
 NEVER_TIED = ("muse_glimmer",)
 """Families whose embeddings are not rows of the LM head."""
 OTHER_SPELLINGS = {"LightOnOCRForConditionalGeneration"}
@@ -97,4 +100,5 @@ def test_every_architecture_with_a_tower_has_a_case() -> None:
     seeing = {name for name in TEXT_MODELS if hasattr(find_family(name), "read_vision")}
     assert seeing <= ARCHITECTURES.keys()
     names = {f"{family.model}ForConditionalGeneration" for family in FAMILIES.values()}
-    assert (names - LENT) | PUBLISHED | RETRIEVERS == seeing - OTHER_SPELLINGS
+    known = (names - LENT) | PUBLISHED | RETRIEVERS | OF_TEXTS_AND_IMAGES
+    assert known == seeing - OTHER_SPELLINGS
