@@ -26,6 +26,10 @@ class PoolingInfo:
         activation: what makes scores of a classifier's logits: "sigmoid", "softmax" or "none"; or a
             sparse vector of the largest logits: "log1p_relu" or "log1p_log1p_relu"; or weights of
             tokens: "relu".
+        logit_mean: what is subtracted from a classifier's logits before their activation.
+        pair_template: the prompt of a pair, with ``{query}`` and ``{document}``; empty: there is
+            none.
+        pair_end: the tokens behind it.
         text_length: to how many tokens texts are filled with padding; 0: they are not.
         padding_token: what fills them if the tokenizer does not say.
         ends: the tokens that begin and end texts, which have no such weights, nor has the first one
@@ -64,6 +68,9 @@ class PoolingInfo:
     token_types: bool = False
     separates_pairs: bool = True
     ends: tuple[int, ...] = ()
+    logit_mean: float = 0.0
+    pair_template: str = ""
+    pair_end: tuple[int, ...] = ()
     text_length: int = 0
     padding_token: int = 0
 
@@ -76,6 +83,6 @@ class PoolingInfo:
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> PoolingInfo:
         """Returns what `dataclasses.asdict` and JSON have made a dict of."""
-        names = ("tasks", "labels", "matryoshka_dimensions", "markers", "ends")
+        names = ("tasks", "labels", "matryoshka_dimensions", "markers", "ends", "pair_end")
         tuples = {name: tuple(values[name]) for name in names}
         return cls(**{**values, **tuples})

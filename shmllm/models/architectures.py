@@ -159,6 +159,7 @@ ARCHITECTURES: dict[str, str] = {
     "InternLMForCausalLM": "internlm",
     "InternLM3ForCausalLM": "internlm3",
     "JambaForCausalLM": "jamba",
+    "JinaVLForRanking": "jina_vl",
     "JinaBertModel": "jina_bert",
     "JinaEmbeddingsV3Model": "jina_embeddings_v3",
     "JinaEmbeddingsV5Model": "jina_embeddings_v5",

@@ -62,6 +62,19 @@ class HeadNormSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairSpec:
+    """How a query and a document become the prompt of a classifier.
+
+    Attributes:
+        template: a text with ``{query}`` and ``{document}``.
+        end: the tokens behind it.
+    """
+
+    template: str
+    end: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
     """A head.
 
@@ -73,6 +86,9 @@ class HeadSpec:
         labels: the names of the classes, by index.
         activation: what makes scores of logits, a sparse vector of the largest, or weights of
             tokens.
+        logit_mean: what is subtracted from logits before their activation, unless somebody says
+            otherwise.
+        pairs: how pairs become prompts; None: as the tokenizer says.
         precedes_means: whether a mean is one of its results for each token, and not its result for
             the mean of hidden states.
     """
@@ -81,6 +97,8 @@ class HeadSpec:
     steps: tuple[DenseSpec | HeadNormSpec, ...]
     labels: tuple[str, ...] = ()
     activation: ScoreActivation = "none"
+    logit_mean: float = 0.0
+    pairs: PairSpec | None = None
     precedes_means: bool = False
 
     @property

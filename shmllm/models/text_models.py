@@ -27,6 +27,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "CohereCompassForConditionalGeneration": ("cohere_compass_text",),
     "Exaone4_5_ForConditionalGeneration": ("exaone4", "exaone4_5_text"),
     "JanusForConditionalGeneration": ("llama",),
+    "JinaVLForRanking": ("qwen2_vl_text",),
     "KimiK25ForConditionalGeneration": ("deepseek_v3",),
     "KimiVLForConditionalGeneration": ("deepseek_v3",),
     "Kimi_K25ForConditionalGeneration": ("deepseek_v3",),

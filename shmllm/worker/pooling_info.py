@@ -23,6 +23,7 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
     """
     fields, files = read_fields(directory, use.overrides), read_sentence_files(directory)
     head, files = config.head, files or SentenceFiles(prompts={})
+    pairs = None if head is None else head.pairs
     is_classifier = head is not None and head.kind == "classifier"
     tasks: tuple[PoolingTask, ...] = ("embed", "token_embed")
     if is_classifier:
@@ -61,6 +62,9 @@ def pooling_info(config: ModelConfig, directory: Path, use: ModelUse) -> Pooling
             "use_sep_token", not fields.values.get("classifier_from_token")
         ),
         ends=_ends(fields) if is_multi else (),
+        logit_mean=0.0 if head is None else head.logit_mean,
+        pair_template="" if pairs is None else pairs.template,
+        pair_end=() if pairs is None else pairs.end,
         text_length=0 if config.padding_token is None else config.max_position_embeddings,
         padding_token=config.padding_token or 0,
     )

@@ -126,7 +126,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     ),
     "ColModernVBertForRetrieval": (ColModernVBertPlaceholder,),
     "ColPaliForRetrieval": (PaliGemmaPlaceholder,),
-    "ColQwen2ForRetrieval": (QwenVLPlaceholder,),
+    **dict.fromkeys(("ColQwen2ForRetrieval", "JinaVLForRanking"), (QwenVLPlaceholder,)),
     "ColQwen3ForRetrieval": (Qwen3VLPlaceholder, Qwen3VideoPlaceholder),
     "ColQwen3_5ForRetrieval": (Qwen35Placeholder, Qwen35VideoPlaceholder),
     "DeepseekOcr2ForConditionalGeneration": (DeepseekOcr2Placeholder,),

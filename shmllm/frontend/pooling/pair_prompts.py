@@ -1,20 +1,23 @@
 """The prompts of cross-encoders, which read a query and a document together.
 
 A tokenizer's template for pairs joins them. Models that are asked in words, such as rerankers made
-of chat models, get them one behind the other, or as a chat template puts them.
+of chat models, get them one behind the other, or as a chat template puts them. Models that see
+images have a template of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shmllm.config.pooling import PoolingInfo
 from shmllm.errors import RequestError
+from shmllm.frontend.given_items import DATA, GivenItem, given_items
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.truncation import Truncation
+from shmllm.params.items import Modality
 
 _LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 _TEMPLATE_KWARGS = "chat_template_kwargs"
@@ -118,6 +121,7 @@ def make_pairs(
     documents: Sequence[Prompt],
     options: PairOptions,
     max_model_len: int,
+    mark_of: Callable[[Modality], str] | None = None,
 ) -> list[PairPrompt]:
     """Make the prompts of pairs.
 
@@ -128,10 +132,19 @@ def make_pairs(
         documents: the texts.
         options: how they become prompts.
         max_model_len: the engine's.
+        mark_of: returns what stands for an item in a text; None: no model with a template of its
+            own is asked.
 
     Raises:
         RequestError: something is no text, or cannot be made a prompt.
     """
+    if info.pair_template and options.chat_template is None:
+        assert mark_of is not None, "the model may see items"
+        most = None if options.truncation is None else options.truncation.max_length(max_model_len)
+        return [
+            PairPrompt(_of_template(tokenizer, info, pair, index, mark_of, options, most))
+            for index, pair in enumerate(zip(queries, documents, strict=True))
+        ]
     pairs = [
         (_text(f"query {index}", query), _text(f"document {index}", document))
         for index, (query, document) in enumerate(zip(queries, documents, strict=True))
@@ -146,6 +159,49 @@ def make_pairs(
         PairPrompt({"prompt_token_ids": each.ids}, each.second_segment * info.token_types)
         for each in encoded
     ]
+
+
+def _of_template(
+    tokenizer: Tokenizer,
+    info: PoolingInfo,
+    pair: tuple[Prompt, Prompt],
+    index: int,
+    mark_of: Callable[[Modality], str],
+    options: PairOptions,
+    most: int | None,
+) -> Prompt:
+    """The prompt of a pair by the model's own template, with the items of both.
+
+    Args:
+        most: how many tokens remain, with those behind the template; None: all.
+    """
+    texts, given = {}, {}
+    for name, each in zip(("query", "document"), pair, strict=True):
+        texts[name], given[name] = _with_marks(f"{name} {index}", each, mark_of)
+    ids = tokenizer.encode(info.pair_template.format(**texts))
+    if most is not None and options.truncation is not None:
+        room = most - len(info.pair_end)
+        is_left = options.truncation.truncation_side == "left"
+        ids = (ids[-room:] if is_left else ids[:room]) if room > 0 else []
+    found: Any = {"prompt_token_ids": [*ids, *info.pair_end]}
+    items: dict[Modality, list[Any]] = {}
+    for name in sorted(given, key=lambda each: info.pair_template.index(f"{{{each}}}")):
+        for item in given[name]:
+            items.setdefault(item.modality, []).append(item.value)
+    return found | ({DATA: items} if items else {})  # type: ignore[no-any-return]
+
+
+def _with_marks(
+    name: str, data: Any, mark_of: Callable[[Modality], str]
+) -> tuple[str, Sequence[GivenItem]]:
+    """The text of a prompt, with marks in front if it has none, and its items."""
+    if not isinstance(data, Mapping) or data.keys() <= {"prompt"}:
+        return _text(name, data), ()
+    text, given = data.get("prompt") or "", given_items(name, data)
+    if data.keys() - {"prompt", DATA} or not isinstance(text, str) or given is None:
+        raise RequestError(f"{name} must be a text, or have 'prompt' and {DATA!r}; got {data!r}")
+    marks = [mark_of(item.modality) for item in given.items]
+    return (text if marks[0] in text else "".join(marks) + text), given.items
 
 
 def _render(tokenizer: Tokenizer, query: str, document: str, options: PairOptions) -> str:

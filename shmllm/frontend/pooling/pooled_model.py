@@ -252,6 +252,8 @@ def _completed(config: PoolerConfig, info: PoolingInfo) -> PoolerConfig:
         "pooling_type": None,
         "seq_pooling_type": config.seq_pooling_type or info.pooling_type,
     }
+    if config.logit_mean is None and info.logit_mean:
+        values["logit_mean"] = info.logit_mean
     if config.use_activation is None and info.head != "classifier":
         values["use_activation"] = info.normalize
     return replace(config, **values)

@@ -154,6 +154,7 @@ class Scorer:
             documents,
             options,
             info.max_model_len,
+            self.front_end.items.mark,
         )
         segments = [pair.second_segment for pair in pairs]
         requests = self._prepare([pair.prompt for pair in pairs], params, segments)

@@ -64,8 +64,11 @@ LENT = {f"{name}ForConditionalGeneration" for name in ("UnlimitedOcr", "Deepseek
 `deepseek_vl2_model` and `dots_ocr_model`."""
 UNSCALED = ("aya_vision", "cohere2_vision")
 """Families whose factor of logits transformers 5.24 leaves out."""
-RETRIEVERS = {"ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"}
-"""Architectures that generate nothing; see `e2e/test_page_retrievers`."""
+RETRIEVERS = {
+    *("ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"),
+    "JinaVLForRanking",
+}
+"""Architectures that generate nothing; see `e2e/test_page_retrievers` and `test_image_rerankers`."""
 OF_TEXTS_AND_IMAGES = {f"{kind.name}Model" for kind in KINDS.values()}
 """Likewise; see `e2e/test_image_text_models`."""
 NEVER_TIED = ("muse_glimmer",)
