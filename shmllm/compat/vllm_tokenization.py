@@ -91,10 +91,24 @@ def tokenize_for_pooling(
     Raises:
         RequestError, TypeError: as `tokenize`.
     """
-    wanted = _read(given or {}, "right")
+    given = _without_padding(given or {}, front_end.info.pooling.text_length)
+    wanted = _read(given, "right")
     if not wanted.add_special_tokens:
         return tokenize(front_end, prompts, given, min_room=0), {}
     return prompts, _truncation_options(wanted)
+
+
+def _without_padding(given: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    """The `tokenization_kwargs` without those that ask for the padding that texts have anyway.
+
+    Args:
+        given: the `tokenization_kwargs`.
+        length: to how many tokens the model's texts are filled; 0: they are not.
+    """
+    is_usual = given.get("padding") == "max_length" and given.get("max_length", length) == length
+    if not length or not is_usual:
+        return given
+    return {name: each for name, each in given.items() if name not in ("padding", "max_length")}
 
 
 def of_pairs(given: Mapping[str, Any] | None) -> dict[str, Any]:

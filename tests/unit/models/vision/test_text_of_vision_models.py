@@ -68,7 +68,7 @@ RETRIEVERS = {
     *("ColModernVBertForRetrieval", "ColPaliForRetrieval", "ColQwen2ForRetrieval"),
     "JinaVLForRanking",
 }
-"""Architectures that generate nothing; see `e2e/test_page_retrievers` and `test_image_rerankers`."""
+"""Architectures that generate nothing; see `test_page_retrievers` and `test_image_rerankers`."""
 OF_TEXTS_AND_IMAGES = {f"{kind.name}Model" for kind in KINDS.values()}
 """Likewise; see `e2e/test_image_text_models`."""
 NEVER_TIED = ("muse_glimmer",)
