@@ -75,6 +75,10 @@ def test_scores_of_texts_and_images_equal_transformers(tmp_path: Path) -> None:
                 float(torch.tensor(wanted).sigmoid()), rel=1e-4
             )
             assert ids[-1] == SCORED
+        page = {"type": "image_pil", "image_pil": IMAGES[0]}
+        words = {"type": "text", "text": "a question"}
+        (parts,) = llm.score({"content": [words]}, {"content": [page]}, use_tqdm=False)
+        assert parts.outputs.score == found[1].outputs.score
         text = tokenizer.decode(list(found[0].prompt_token_ids)[:-1])
         assert text == "**Document**:\nan {answer}\n**Query**:\na question"
         (cut,) = llm.score("a question", "b " * 99, truncate_prompt_tokens=20, use_tqdm=False)
@@ -84,6 +88,10 @@ def test_scores_of_texts_and_images_equal_transformers(tmp_path: Path) -> None:
         for document, error in (
             (wrong, "document 0 must be a text, or have 'prompt' and 'multi_modal_data'"),
             ([1, 2], "document 0 must be a text"),
+            ({"content": []}, "document 0 must be a text"),
+            ({"content": "a"}, "document 0: 'content' must be a list of parts"),
+            ({"content": [page, {"type": "x"}]}, "document 0: a part of 'content' must be a text"),
+            ({"content": [{"type": "image_url", "image_url": "x"}]}, "document 0: messages"),
         ):
             with pytest.raises(RequestError, match=error):
                 llm.score("a", document, use_tqdm=False)

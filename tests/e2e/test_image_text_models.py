@@ -76,6 +76,8 @@ def test_vectors_of_texts_and_images_equal_transformers(kind: str, models: Model
         assert_vectors_close(embedded(llm, GIVEN), normalised, TOLERANCE)
         score = llm.score(TEXTS[0], prompt_of(GIVEN[1]), use_tqdm=False)[0].outputs.score
         assert score == pytest.approx(float(normalised[0] @ normalised[1]), abs=1e-5)
+        parts = {"content": [{"type": "image_pil", "image_pil": GIVEN[1]}]}
+        assert llm.score(TEXTS[0], parts, use_tqdm=False)[0].outputs.score == score
 
 
 @pytest.mark.parametrize("kind", EACH_KIND)

@@ -162,7 +162,8 @@ class PoolingCalls(ScoringCalls):
         together, and "token_embed" the MaxSim of the embeddings of all tokens.
 
         Args:
-            data_1: one prompt, or as many as `data_2` has. A cross-encoder takes texts only.
+            data_1: one prompt, or as many as `data_2` has. A cross-encoder takes texts only, unless
+                it sees images. {"content": [...]} has parts as a message has.
             data_2: one prompt or several.
             use_tqdm: show a progress bar on stderr, or by a function such as `tqdm`.
             pooling_params: one for all prompts. Its `extra_kwargs` may have "max_tokens_per_query"

@@ -27,6 +27,7 @@ from shmllm.frontend.pooling.requests import (
     prepare,
     run,
 )
+from shmllm.frontend.pooling.score_parts import prompts_of_parts
 from shmllm.frontend.progress import Shown
 from shmllm.frontend.prompts import Prompt
 from shmllm.frontend.text.truncation import Truncation
@@ -81,7 +82,9 @@ class Scorer:
             self.truncation, self.chat_template, params.extra_kwargs, info.max_model_len
         )
         params.extra_kwargs = None
-        tokenizer = self.front_end.tokenizer
+        tokenizer, items = self.front_end.tokenizer, self.front_end.items
+        queries = prompts_of_parts("query", queries, items)
+        documents = prompts_of_parts("document", documents, items)
         queries = cut_texts(tokenizer, queries, options.max_tokens_per_query)
         documents = cut_texts(tokenizer, documents, options.max_tokens_per_doc)
         if task == "classify":
