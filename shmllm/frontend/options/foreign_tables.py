@@ -33,12 +33,14 @@ _WHOLE = "ranks divide each layer, stages the layers"
 _KERNELS = "each device has its own kernels"
 _ONE_MACHINE = "all processes are on one machine"
 _STATES = "recurrent states are float32"
+_NOT_OFFLOADED = "weights are never offloaded"
+_SHARED = "one front end shares requests among engines: pass data_parallel_size"
 _METRICS = "`get_metrics` and `shmllm top` show what there is"
 
 ONLY_VALUES: dict[str, OnlyValues] = {
     "prefill_context_parallel_size": OnlyValues((1,), _WHOLE),
     "decode_context_parallel_size": OnlyValues((1,), _WHOLE),
-    "cpu_offload_gb": OnlyValues((0,), "weights are never offloaded"),
+    "cpu_offload_gb": OnlyValues((0,), _NOT_OFFLOADED),
     "tokenizer_mode": OnlyValues(("auto", "hf"), "tokenizer.json is used"),
     "code_revision": OnlyValues((None,), "no code is downloaded"),
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
@@ -50,7 +52,7 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "nnodes": OnlyValues((1,), _ONE_MACHINE),
     "node_rank": OnlyValues((0,), _ONE_MACHINE),
     "enable_eplb": OnlyValues((False,), "ranks divide each expert"),
-    "offload_group_size": OnlyValues((0,), "weights are never offloaded"),
+    "offload_group_size": OnlyValues((0,), _NOT_OFFLOADED),
     "kv_offloading_size": OnlyValues((None,), "pass shared_kv_cache_bytes instead"),
     "kv_sharing_fast_prefill": OnlyValues((False,), "all layers compute all tokens"),
     "mamba_cache_dtype": OnlyValues(("auto", "float32"), _STATES),
@@ -88,6 +90,22 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "enable_mamba_cache_stochastic_rounding": OnlyValues((False,), _STATES),
     "shutdown_timeout": OnlyValues((0,), "`close` ends requests at once"),
     "tokens_only": OnlyValues((False,), "pass skip_tokenizer_init instead"),
+    "cp_kv_cache_interleave_size": OnlyValues((None, 1), _WHOLE),
+    "data_parallel_rank": OnlyValues((None, 0), _SHARED),
+    "data_parallel_start_rank": OnlyValues((None, 0), _SHARED),
+    "data_parallel_hybrid_lb": OnlyValues((False,), _SHARED),
+    "data_parallel_external_lb": OnlyValues((False,), _SHARED),
+    "data_parallel_multi_port_external_lb": OnlyValues((False,), _SHARED),
+    "elastic_ep_max_dp_size": OnlyValues((None,), "ranks divide each expert"),
+    "enable_fault_tolerance": OnlyValues((False,), "docs/pool.md says what a pool does"),
+    "fault_tolerance_config": OnlyValues((None, {}), "docs/pool.md says what a pool does"),
+    "mm_encoder_fp8_scale_path": OnlyValues((None,), "towers have the dtype of the model"),
+    "mm_encoder_fp8_scale_save_path": OnlyValues((None,), "towers have the dtype of the model"),
+    "enable_moe_shared_loras": OnlyValues((False,), "an adapter has matrices of each expert"),
+    "aux_output_config": OnlyValues((None, {}), "pass enable_return_routed_experts instead"),
+    "reasoning_parser_plugin": OnlyValues((None, ""), "reasoning_parser names one of shmllm's"),
+    "reasoning_config": OnlyValues((None, {}), "reasoning_parser says what begins and ends it"),
+    "ec_manager_config": OnlyValues((None, {}), "an engine keeps embeddings of items in one way"),
     "otlp_traces_endpoint": OnlyValues((None,), "`shmllm trace` records requests and steps"),
 }
 
@@ -185,4 +203,37 @@ NO_EFFECT: dict[str, NoEffect] = {
     "show_hidden_metrics_for_version": NoEffect(None, _METRICS),
     "custom_histogram_buckets": NoEffect(None, _METRICS),
     "allow_deprecated_quantization": NoEffect(False, "no stored method is deprecated here"),
+    "data_parallel_size_local": NoEffect(None, _ONE_MACHINE),
+    "data_parallel_address": NoEffect(None, _ONE_MACHINE),
+    "data_parallel_rpc_port": NoEffect(None, _ONE_MACHINE),
+    "dp_sync_interval": NoEffect(16, "engines of a pool are independent"),
+    "dcp_comm_backend": NoEffect(None, _WHOLE),
+    "dcp_q_replicate": NoEffect(None, _WHOLE),
+    "enable_hc_sp": NoEffect(False, _WHOLE),
+    "enable_batch_sharded_sampling": NoEffect(None, "rank 0 samples; results are the same"),
+    "enable_ep_weight_filter": NoEffect(False, "each process loads its own part"),
+    "all2all_backend": NoEffect("allgather_reducescatter", "ranks divide each expert"),
+    "eplb_config": NoEffect(None, "ranks divide each expert"),
+    "expert_placement_strategy": NoEffect("linear", "ranks divide each expert"),
+    "dbo_decode_token_threshold": NoEffect(32, "a step is computed as a whole"),
+    "dbo_prefill_token_threshold": NoEffect(512, "a step is computed as a whole"),
+    "offload_backend": NoEffect("auto", _NOT_OFFLOADED),
+    "cpu_offload_params": NoEffect(frozenset(), _NOT_OFFLOADED),
+    "offload_num_in_group": NoEffect(1, _NOT_OFFLOADED),
+    "offload_prefetch_step": NoEffect(1, _NOT_OFFLOADED),
+    "offload_params": NoEffect(frozenset(), _NOT_OFFLOADED),
+    "kv_offloading_backend": NoEffect("native", "pass shared_kv_cache_bytes instead"),
+    "mm_encoder_fp8_scale_save_margin": NoEffect(1.5, "towers have the dtype of the model"),
+    "mm_ipc_gpu_memory_gb": NoEffect(0, "the caller's process prepares images"),
+    "video_pruning_method": NoEffect("evs", "videos keep all of their tokens"),
+    "enable_mixed_moe_lora_format": NoEffect(False, "adapters of both forms are always read"),
+    "ray_workers_use_nsight": NoEffect(False, "profiler_config has torch's profiler"),
+    "mamba_config": NoEffect(None, _STATES),
+    "mamba_ssu_algorithm": NoEffect(None, _KERNELS),
+    "mamba_cache_philox_rounds": NoEffect(0, _STATES),
+    "replayssm_buffer_len": NoEffect(16, "states are computed once"),
+    "enable_mamba_shared_prefix_checkpoint": NoEffect(
+        False, "states are cached as enable_prefix_caching says"
+    ),
+    "fail_on_environ_validation": NoEffect(False, "no environment variables of vLLM are read"),
 }
