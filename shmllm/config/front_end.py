@@ -135,6 +135,12 @@ class FrontEndConfig(Section):
         Free(),
         flag="",
     )
+    enable_mm_embeds: bool = option(
+        False,
+        "Take embeddings in place of images, sounds and videos, too.",
+        Flag(),
+        flag="",
+    )
     structured_outputs_config: Any = option(
         None,
         "Defaults of structured outputs: a dict with `disable_any_whitespace` and "

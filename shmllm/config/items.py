@@ -12,6 +12,7 @@ class ItemInfo:
     """
     Attributes:
         modalities: the kinds of items that the model takes, of `params.items.MODALITIES`.
+        width: the number of values of an embedding.
         most_embeds: the most embeddings of one item.
         longest_span: the most embeddings in a row that one step has to compute, because each is
             attended to by those before it; 0: a step may divide all.
@@ -27,6 +28,7 @@ class ItemInfo:
     """
 
     modalities: tuple[str, ...] = ()
+    width: int = 0
     most_embeds: int = 0
     longest_span: int = 0
     num_encoded: int = 0

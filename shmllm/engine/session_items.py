@@ -26,7 +26,7 @@ MOST_PENDING_BYTES = 2**32
 MOST_EXCESS_BYTES = 2**30
 """By how much a front end may exceed what it keeps here. A signal handler may interrupt it between
 what it counts and what it sends."""
-KIND = Struct("<Bd3I")
+KIND = Struct("<B?d3I")
 
 _FORMS: dict[Modality, tuple[Any, int]] = {
     "image": (np.dtype(np.uint8), 4),
@@ -34,6 +34,7 @@ _FORMS: dict[Modality, tuple[Any, int]] = {
     "video": (np.dtype(np.uint8), 4),
 }
 """The dtype of an item's data, and the number of their dimensions. The runner checks the rest."""
+_OF_EMBEDS = np.dtype(np.float32), 2
 
 
 class _Kept(NamedTuple):
@@ -82,7 +83,9 @@ class SessionItems:
             self._forget(identity)
         if self._pending and self._pending[0][0] != message.number:
             self._drop_pending()  # their request was interrupted, and never comes
-        kind = KIND.pack(MODALITIES.index(item.modality), item.frame_seconds, *item.grid)
+        kind = KIND.pack(
+            MODALITIES.index(item.modality), item.is_embeds, item.frame_seconds, *item.grid
+        )
         identity = sha256(item.identity + kind + found.digest).digest()
         own = replace(item, identity=identity, data=found.data)
         self._pending.append((message.number, own))
@@ -119,7 +122,8 @@ class SessionItems:
         with self._tensors.view(ref) as view:
             data = view.numpy()
             modality = message.item.modality
-            if not data.size or (data.dtype, data.ndim) != _FORMS[modality]:
+            form = _OF_EMBEDS if message.item.is_embeds else _FORMS[modality]
+            if not data.size or (data.dtype, data.ndim) != form:
                 raise ProtocolMismatchError(
                     f"the data of PROMPT_ITEM ({modality}) are {data.dtype} of shape "
                     f"{list(data.shape)}"

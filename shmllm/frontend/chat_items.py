@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shmllm.errors import RequestError
+from shmllm.frontend.given_embeds import GivenEmbeds, find_embeds
 from shmllm.frontend.given_items import GivenItem, GivenItems
 from shmllm.frontend.text.chat_messages import ITEM_PARTS
 from shmllm.params.items import Modality
@@ -25,12 +26,14 @@ _KINDS: dict[str, Modality] = {
     "audio": "audio",
     "video_url": "video",
     "video": "video",
+    "image_embeds": "image",
+    "audio_embeds": "audio",
+    "video_embeds": "video",
 }
 """The types of parts, which are also the names of the fields with the items, and what they are. The
 first field that a part has is its type if it has none."""
 _FIELDS = {"input_image": "image_url"}
 """The fields with the items where they have other names."""
-_REFUSED = ("image_embeds", "audio_embeds", "video_embeds")
 
 
 def take_items(messages: Any, folder: str) -> tuple[Any, GivenItems]:
@@ -65,11 +68,6 @@ def _without_items(message: Any, where: str, folder: str, items: list[GivenItem]
     for index, part in enumerate(content):
         kind = _kind_of(part) if isinstance(part, Mapping) else None
         here = f"{where}.content[{index}]"
-        if kind in _REFUSED:
-            raise RequestError(
-                f"{here} is of the type {kind!r}; supported are 'text', "
-                f"{', '.join(map(repr, _KINDS))}"
-            )
         if kind not in _KINDS:
             parts.append(part)
             continue
@@ -82,7 +80,7 @@ def _without_items(message: Any, where: str, folder: str, items: list[GivenItem]
 def _kind_of(part: Mapping[str, Any]) -> Any:
     kind = part.get("type")
     if kind is None:
-        return next((each for each in (*_KINDS, *_REFUSED) if each in part), None)
+        return next((each for each in _KINDS if each in part), None)
     return kind if isinstance(kind, str) else None
 
 
@@ -100,11 +98,22 @@ def _value_of(part: Mapping[str, Any], kind: str, where: str, folder: str, uuid:
         value = value.get("url")
     if kind == "input_audio" and isinstance(value, Mapping):
         value = value.get("data")
+    if kind.endswith("_embeds") and value is not None:
+        return _embeds_of(kind, where, value)
     if isinstance(value, str):
         return _item_of_text(kind, where, value, folder)
     if value is None and uuid is None:
         raise RequestError(f"{where} has no {_KINDS[kind]}: give it as {field!r}")
     return value
+
+
+def _embeds_of(kind: str, where: str, value: Any) -> GivenEmbeds:
+    found = find_embeds(where, _KINDS[kind], value)
+    if found is None:
+        return GivenEmbeds(value)
+    if len(found) != 1:
+        raise RequestError(f"{where} has {len(found)} items: give each in a part of its own")
+    return found[0]
 
 
 def _item_of_text(kind: str, where: str, text: str, folder: str) -> Any:

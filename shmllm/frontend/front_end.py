@@ -369,6 +369,7 @@ def _read_parts(options: FrontEndConfig) -> dict[str, Any]:
             options.limit_mm_per_prompt or {},
             options.mm_processor_kwargs or {},
             options.allowed_local_media_path,
+            options.enable_mm_embeds,
         ),
     }
 

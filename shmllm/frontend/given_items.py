@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Any
 
 from shmllm.errors import RequestError
+from shmllm.frontend.given_embeds import find_embeds
 from shmllm.params.items import COUNTED, MODALITIES, Modality
 
 DATA = "multi_modal_data"
@@ -23,7 +24,7 @@ class GivenItem:
 
     Attributes:
         modality: what it is.
-        value: the item; None if one of the same name was given before.
+        value: the item, or `GivenEmbeds`; None if one of the same name was given before.
         uuid: the user's name for it; None: it has none.
     """
 
@@ -85,7 +86,9 @@ def overrides_of(name: str, given: Any) -> Mapping[str, Any]:
 
 
 def _given_of(name: str, modality: Modality, data: Any, uuids: Any) -> list[GivenItem]:
-    values = _as_list(modality, data)
+    values: list[Any] | None = find_embeds(name, modality, data)
+    if values is None:
+        values = _as_list(modality, data)
     names = _as_list("uuid", uuids) or [None] * len(values)
     if not values and any(each is not None for each in names):
         values = [None] * len(names)

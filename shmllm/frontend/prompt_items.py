@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shmllm.config.info import EngineInfo
 from shmllm.errors import RequestError
 from shmllm.formats.text_files import read_text
+from shmllm.frontend.given_embeds import GivenEmbeds, is_floating, name_of
 from shmllm.frontend.given_items import DATA, GivenItem, GivenItems, counted
 from shmllm.frontend.item_sizes import check_sizes, check_spans
 from shmllm.frontend.items.ready import ReadyItem, prepared_of
@@ -39,11 +40,13 @@ class ItemOptions:
         limits: `limit_mm_per_prompt`.
         overrides: `mm_processor_kwargs`.
         folder: `allowed_local_media_path`; empty: no file may be named.
+        takes_embeds: `enable_mm_embeds`.
     """
 
     limits: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
+    takes_embeds: bool = False
 
 
 class PromptItems:
@@ -137,7 +140,7 @@ class PromptItems:
         counts = Counter(item.modality for item in given.items)
         for modality, count in counts.items():
             self._check_taken(modality, name)
-            if count > self._most[modality]:
+            if count > self._most[modality] and not self._are_unbounded(modality, given):
                 raise RequestError(
                     f"{name} has {counted(modality, count)}; limit_mm_per_prompt allows "
                     f"{self._most[modality]}",
@@ -184,6 +187,9 @@ class PromptItems:
         modality, uuid = given.modality, given.uuid
         if given.value is None:
             return self._of_uuid(name, modality, uuid, overrides)
+        embeds = self._embeds_of(modality, given.value)
+        if embeds is not None:
+            return self._ready_embeds(name, given, embeds, overrides)
         processor = self._processors[modality]
         opened = processor.open(name, given.value)
         if uuid is None:
@@ -192,6 +198,47 @@ class PromptItems:
             identity = self._identity_of_uuid(modality, uuid, processor.size(opened), overrides)
         prepared = self._cache.get(identity, lambda: processor.prepare(opened, overrides, name))
         return ReadyItem(modality, identity, prepared)
+
+    def _are_unbounded(self, modality: Modality, given: GivenItems) -> bool:
+        """Whether a limit of 0 does not count the items: embeddings need no tower, and None names
+        what was counted before."""
+        own = [each.value for each in given.items if each.modality == modality]
+        are_embeds = all(
+            each.prepared.is_embeds
+            if isinstance(each, ReadyItem)
+            else each is None or self._embeds_of(modality, each) is not None
+            for each in own
+        )
+        return not self._most[modality] and are_embeds and self.options.takes_embeds
+
+    def _embeds_of(self, modality: Modality, value: Any) -> GivenEmbeds | None:
+        """The embeddings that a user gives in place of an item; None: it is the item itself, such
+        as samples of two channels."""
+        if isinstance(value, GivenEmbeds):
+            return value
+        is_sound = modality == "audio" and not (
+            self.options.takes_embeds and hasattr(value, "detach")
+        )
+        return GivenEmbeds(value) if is_floating(value, 2) and not is_sound else None
+
+    def _ready_embeds(
+        self, name: str, item: GivenItem, given: GivenEmbeds, overrides: Mapping[str, Any]
+    ) -> ReadyItem:
+        modality, uuid = item.modality, item.uuid
+        if not self.options.takes_embeds:
+            raise RequestError(
+                f"{name} is floating numbers: {name_of(modality)!r} need an engine with "
+                "enable_mm_embeds=True, and pixels must be uint8, from 0 to 255"
+            )
+        prepared = self._processors[modality].take_embeds(name, given, self._info.items.width)
+        what = repr((modality, prepared.data.shape, prepared.grid, prepared.frame_seconds))
+        if uuid is None:
+            return ReadyItem(
+                modality, sha256(what.encode() + prepared.data.tobytes()).digest(), prepared
+            )
+        size = (*prepared.data.shape, *prepared.grid)
+        identity = self._identity_of_uuid(modality, uuid, size, overrides)
+        return ReadyItem(modality, identity, self._cache.get(identity, lambda: prepared))
 
     def _identity_of_uuid(
         self, modality: Modality, uuid: str, size: tuple[int, ...], overrides: Mapping[str, Any]
@@ -295,6 +342,7 @@ class PromptItems:
                 each.prepared.data,
                 each.modality,
                 each.prepared.frame_seconds,
+                each.prepared.is_embeds,
             )
             for each in parts
         ]

@@ -147,7 +147,7 @@ from dataclasses import dataclass
 from shmllm.ipc.states import SegmentKind
 
 MAGIC = int.from_bytes(b"shmllm01", "little")
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 WORD_BYTES = 8
 LINE_BYTES = 128

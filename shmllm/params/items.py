@@ -42,6 +42,8 @@ class Item:
             out: the engine has it from an earlier request of the same front end.
         modality: which of them it is.
         frame_seconds: of a video the time between two frames of its grid.
+        is_embeds: whether the data are the embeddings themselves, (embeddings, width) float32. The
+            grid has a meaning then only in models whose tokens have positions on several axes.
     """
 
     identity: bytes
@@ -50,6 +52,7 @@ class Item:
     data: Any = None
     modality: Modality = "image"
     frame_seconds: float = 0.0
+    is_embeds: bool = False
 
     @property
     def looks_ahead(self) -> bool:

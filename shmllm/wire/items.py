@@ -14,22 +14,22 @@ from shmllm.params.items import IDENTITY_BYTES, MODALITIES, Item
 from shmllm.wire.messages import PromptItem
 from shmllm.wire.sections import Parts, Sections, column
 
-# number, identity, modality, seconds of a frame, grid, spans, forgotten identities, bytes of the
-# tensor reference
-HEADER = Struct(f"<q{IDENTITY_BYTES}sBdIIIIII")
+# number, identity, modality, whether the data are embeddings, seconds of a frame, grid, spans,
+# forgotten identities, bytes of the tensor reference
+HEADER = Struct(f"<q{IDENTITY_BYTES}sB?dIIIIII")
 
 
 def encode_prompt_item(message: PromptItem) -> Parts:
     item = message.item
     sizes = len(item.spans), len(message.forgotten), len(message.ref)
-    kind = MODALITIES.index(item.modality), item.frame_seconds
+    kind = MODALITIES.index(item.modality), item.is_embeds, item.frame_seconds
     header = HEADER.pack(message.number, item.identity, *kind, *item.grid, *sizes)
     spans = column("I", [place for span in item.spans for place in span])
     return (header, spans, *message.forgotten, message.ref)
 
 
 def decode_prompt_item(record: memoryview) -> PromptItem:
-    number, identity, kind, seconds, *grid, num_spans, num_forgotten, ref_bytes = (
+    number, identity, kind, is_embeds, seconds, *grid, num_spans, num_forgotten, ref_bytes = (
         HEADER.unpack_from(record)
     )
     if kind >= len(MODALITIES) or not 0 <= seconds < inf:
@@ -48,5 +48,5 @@ def decode_prompt_item(record: memoryview) -> PromptItem:
     ref = sections.take_bytes(ref_bytes)
     sections.end()
     shape = grid[0], grid[1], grid[2]
-    item = Item(identity, spans, shape, None, MODALITIES[kind], seconds)
+    item = Item(identity, spans, shape, None, MODALITIES[kind], seconds, is_embeds)
     return PromptItem(number, item, ref, forgotten)

@@ -36,7 +36,7 @@ from shmllm.outputs.logprobs import PromptLogprobs
 from shmllm.params.items import Item
 from shmllm.params.request import EngineCoreRequest
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 SHUTTING_DOWN = "the engine is shutting down and takes no new requests"
 """The message of REJECTED from an engine that ends. A front end may try another engine."""
 

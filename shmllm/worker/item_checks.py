@@ -5,15 +5,64 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 
 from shmllm.errors import RequestError
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.text.specs import TextSpec
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.params.items import COUNTED, Item
+from shmllm.worker.prompt_embeds import check_values
+
+Spec = VisionSpec | AudioSpec | TextSpec
 
 
-def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec | TextSpec]) -> None:
+def check_item_embeds(
+    item: Item, specs: Mapping[str, Spec], width: int, dtype: torch.dtype
+) -> None:
+    """Check an item of which a user gives the embeddings.
+
+    Args:
+        item: the item.
+        specs: the model's towers, by modality.
+        width: the number of values of an embedding.
+        dtype: the model's.
+
+    Raises:
+        RequestError: the model has no tower for it, its data are no such embeddings, or they are
+            not as many as its grid has, if that decides on positions.
+    """
+    spec = _spec_of(item, specs)
+    if isinstance(spec, VisionSpec) and spec.has_axes:
+        _check_count(item, spec)
+    if isinstance(spec, TextSpec) or item.data.shape != (item.num_embeds, width):
+        raise RequestError(
+            f"an item ({item.modality}) has embeddings of shape {list(item.data.shape)} instead of "
+            f"{[item.num_embeds, width]}"
+        )
+    check_values("an item has", torch.tensor(item.data).to(dtype))
+
+
+def _check_count(item: Item, vision: VisionSpec) -> None:
+    """Raise RequestError unless an image or video of a model whose tokens have positions on several
+    axes has as many embeddings as its grid, in one piece."""
+    is_video = item.modality == "video"
+    count = (vision.num_video_embeddings if is_video else vision.num_embeddings)(item.grid)
+    if not count or item.num_embeds != count or len(item.spans) != 1:
+        raise RequestError(
+            f"an item ({item.modality}) of grid {item.grid} has {item.num_embeds} embeddings in "
+            f"{len(item.spans)} pieces instead of {count} in one"
+        )
+
+
+def _spec_of(item: Item, specs: Mapping[str, Spec]) -> Spec:
+    spec = specs.get(item.modality)
+    if spec is None:
+        raise RequestError(f"the model takes no {COUNTED[item.modality]}")
+    return spec
+
+
+def check_item(item: Item, specs: Mapping[str, Spec]) -> None:
     """Check an item.
 
     Args:
@@ -24,9 +73,7 @@ def check_item(item: Item, specs: Mapping[str, VisionSpec | AudioSpec | TextSpec
         RequestError: the model has no tower for it, or its data or its number of embeddings are not
             those of its grid.
     """
-    spec = specs.get(item.modality)
-    if spec is None:
-        raise RequestError(f"the model takes no {COUNTED[item.modality]}")
+    spec = _spec_of(item, specs)
     expected: tuple[int, ...] | None
     if isinstance(spec, TextSpec):
         expected = (item.grid[0],)

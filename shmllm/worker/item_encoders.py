@@ -111,6 +111,22 @@ class VideoEncoder(ImageEncoder):
         return torch.cat(found if self._behind is None else [*found, self._behind])
 
 
+class GivenEncoder:
+    """Takes embeddings that users give in place of items.
+
+    Args:
+        dtype: the model's.
+        send: copies embeddings to where a tower would compute them.
+    """
+
+    def __init__(self, dtype: torch.dtype, send: Send) -> None:
+        self._dtype = dtype
+        self._send = send
+
+    def __call__(self, items: Sequence[Item]) -> list[Tensor]:
+        return [self._send(item.data).to(self._dtype) for item in items]
+
+
 class TextEncoder:
     """
     Args:

@@ -20,11 +20,14 @@ from shmllm.models.text.specs import TextSpec
 from shmllm.models.vision.specs import VisionSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.batch import InputBatch
-from shmllm.worker.item_encoders import Encoder, Send, make_encoder
+from shmllm.worker.item_encoders import Encoder, GivenEncoder, Send, make_encoder
 from shmllm.worker.item_places import item_places
 from shmllm.worker.loading import LoadedModel, item_info
 from shmllm.worker.prompt_embeds import FoundEmbeds
 from shmllm.worker.step_inputs import StepInputs
+
+_GIVEN = "embeddings"
+"""In place of a modality: items of which users give the embeddings."""
 
 
 class PrefixWriter(Protocol):
@@ -42,7 +45,7 @@ class PrefixWriter(Protocol):
 class ItemEmbeds:
     """
     Args:
-        encoders: what computes embeddings, by modality.
+        encoders: what computes embeddings, by modality, or `_GIVEN`.
         are_results: whether these are the results of prompts, and no token has one.
     """
 
@@ -57,7 +60,8 @@ class ItemEmbeds:
             self._by_number.pop(number, None)  # a sleep may have dropped it
         by_modality: dict[str, list[Encode]] = {}
         for each in plan.encodes:
-            by_modality.setdefault(each.item.modality, []).append(each)
+            kind = _GIVEN if each.item.is_embeds else each.item.modality
+            by_modality.setdefault(kind, []).append(each)
         for modality, encodes in by_modality.items():
             found = self._encoders[modality]([each.item for each in encodes])
             for each, embeds in zip(encodes, found, strict=True):
@@ -118,13 +122,12 @@ def make_item_embeds(loaded: LoadedModel, send: Send = torch.tensor) -> ItemEmbe
     if not isinstance(model, DecoderModel):
         return ItemEmbeds({})
     specs, table = loaded.config.towers, model.embedding.table
-    return ItemEmbeds(
-        {
-            name: make_encoder(name, specs[name], tower, table, directory, send)
-            for name, tower in model.towers.items()
-        },
-        are_results=loaded.config.pooled_width > 0,
-    )
+    encoders: dict[str, Encoder] = {
+        name: make_encoder(name, specs[name], tower, table, directory, send)
+        for name, tower in model.towers.items()
+    }
+    given = GivenEncoder(loaded.dtype, send)
+    return ItemEmbeds({**encoders, _GIVEN: given}, are_results=loaded.config.pooled_width > 0)
 
 
 def item_bytes(config: EngineConfig, loaded: LoadedModel) -> int:

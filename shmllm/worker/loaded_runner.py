@@ -35,7 +35,7 @@ from shmllm.worker.adapters import GroupAdapterMaker
 from shmllm.worker.custom_processors import CustomProcessors
 from shmllm.worker.grammar import GrammarCompiler
 from shmllm.worker.grammar_masks import GrammarMasks
-from shmllm.worker.item_checks import check_item
+from shmllm.worker.item_checks import check_item, check_item_embeds
 from shmllm.worker.item_encoders import Send
 from shmllm.worker.items import make_item_embeds
 from shmllm.worker.load_processors import ProcessorClasses
@@ -300,7 +300,11 @@ class LoadedRunner(ABC):
         Raises:
             RequestError: its data or its number of embeddings are not those of its grid.
         """
-        check_item(item, self.model.config.towers)
+        config = self.model.config
+        if item.is_embeds:
+            check_item_embeds(item, config.towers, config.item_width, self.model.dtype)
+        else:
+            check_item(item, config.towers)
 
     def compile_grammar(self, text: str) -> Future[Callable[[], Constraint]]:
         """See `GrammarCompiler.compile`."""

@@ -331,6 +331,7 @@ def item_info(config: EngineConfig, model: ModelConfig, max_model_len: int) -> I
         most_embeds = model.audio.tower.num_embeddings(model.audio.tower.most_frames)
     return ItemInfo(
         modalities=tuple(model.towers),
+        width=model.item_width,
         most_embeds=most_embeds,
         num_encoded=model.num_encoded,
         decoder_prompt=_decoder_prompt(config, model),

@@ -95,10 +95,22 @@ def check_prompt_embeds(
             f"prompt_embeds must be floating numbers of shape {list(shape)} (tokens, hidden "
             f"size), got {embeds.dtype} of shape {list(embeds.shape)}"
         )
-    embeds = embeds.to(dtype)
+    return check_values("prompt_embeds has", embeds.to(dtype))
+
+
+def check_values(subject: str, embeds: torch.Tensor) -> torch.Tensor:
+    """Check embeddings in the model's dtype, and return them.
+
+    Args:
+        subject: whose they are, with the verb, for messages.
+        embeds: the embeddings, at least one.
+
+    Raises:
+        RequestError: values are too large; see `check_prompt_embeds`.
+    """
     largest = float(embeds.abs().max())
     if not largest < LARGEST:
         raise RequestError(
-            f"prompt_embeds has values that {dtype} cannot compute with: the largest is {largest:g}"
+            f"{subject} values that {embeds.dtype} cannot compute with: the largest is {largest:g}"
         )
     return embeds

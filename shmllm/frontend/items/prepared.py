@@ -35,6 +35,8 @@ class PreparedItem:
         num_tokens: the number of its embeddings.
         frame_seconds: of a video the time between two frames of its grid.
         times: of a video what a prompt says of the time of each frame of its grid.
+        is_embeds: whether the data are the embeddings, which a user gave, float32 [num_tokens,
+            width].
         divided: of an item that the engine computes in parts, such as tiles of several sizes or
             half minutes of a sound, these in the order of their embeddings. It has no data of its
             own, and the grid (parts, rows, columns), where rows and columns say how they lie.
@@ -46,6 +48,7 @@ class PreparedItem:
     frame_seconds: float = 0.0
     times: tuple[str, ...] = ()
     divided: tuple[PreparedItem, ...] = ()
+    is_embeds: bool = False
 
     @classmethod
     def of_parts(cls, parts: Iterable[PreparedItem], grid: Grid) -> PreparedItem:

@@ -12,10 +12,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
+
+from shmllm.errors import RequestError
+from shmllm.frontend.given_embeds import GivenEmbeds, name_of
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders import expansion
 from shmllm.frontend.placeholders.expansion import Encode, Runs
 from shmllm.frontend.placeholders.family import Placeholder
+from shmllm.frontend.prompt_embeds import as_float32, read_embeds
+from shmllm.params.items import COUNTED, Grid
 
 Opened = TypeVar("Opened")
 """An item that has been decoded."""
@@ -115,6 +121,51 @@ class ItemProcessor(ABC, Generic[Opened]):
         Raises:
             RequestError: an override is unknown or wrong, or the item does not suit the model.
         """
+
+    def take_embeds(self, name: str, given: GivenEmbeds, width: int) -> PreparedItem:
+        """Makes of the embeddings of an item what the engine needs.
+
+        Args:
+            name: the item's name for messages.
+            given: what the user gives.
+            width: the number of values of an embedding.
+
+        Raises:
+            RequestError: it is something else, or not as many embeddings as its grid has, or the
+                model's prompts need more than that.
+        """
+        own = self._placeholder
+        key = name_of(own.modality)
+        rows = read_embeds(name, given.rows, width, repr(key))
+        if not len(rows):
+            raise RequestError(f"{name} has no embeddings")
+        data = np.array(as_float32(rows), np.float32, order="C")
+        data.flags.writeable = False
+        grid = self._grid_of(name, key, given, len(data))
+        return PreparedItem(data, grid, len(data), given.frame_seconds, is_embeds=True)
+
+    def _grid_of(self, name: str, key: str, given: GivenEmbeds, count: int) -> Grid:
+        own, grid = self._placeholder, given.grid
+        if own.EMBEDS is None:
+            raise RequestError(
+                f"{name}: a prompt of this model says more of {COUNTED[own.modality]} than how "
+                f"many embeddings they have, so {key!r} cannot be given: pass the {own.modality}"
+            )
+        table = f"{own.modality}_grid_thw"
+        if own.EMBEDS == "nothing":
+            if grid is not None:
+                raise RequestError(f"{name}: the model needs no {table!r}: leave it out")
+            return 1, 1, 1
+        if grid is None:
+            raise RequestError(
+                f"{name}: the model needs the grid of embeddings: pass "
+                f'{{"{key}": ..., "{table}": ...}}'
+            )
+        if own.count(grid) != count:
+            raise RequestError(
+                f"{name} has {count:,} embeddings, and its grid {list(grid)} {own.count(grid):,}"
+            )
+        return grid
 
     def complete(self, text: str, count: int) -> str | None:
         """See `Placeholder.complete`."""

@@ -46,7 +46,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "config_format": OnlyValues(("auto", "hf"), "config.json is read"),
     "enable_sleep_mode": OnlyValues((False, True), "an engine can always be put to sleep"),
     "disable_sliding_window": OnlyValues((False,), "the model's sliding windows are always used"),
-    "enable_mm_embeds": OnlyValues((False,), "images are given as pixels"),
     "worker_cls": OnlyValues(("auto",), "pass a function to collective_rpc instead"),
     "scheduler_cls": OnlyValues((None,), "there is one scheduler"),
     "nnodes": OnlyValues((1,), _ONE_MACHINE),

@@ -11,7 +11,7 @@ from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.deepseek_ocr2 import DeepseekOcr2Rules, DeepseekOcrRules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
+from shmllm.frontend.placeholders.family import Beside, Config, ImagePlaceholder, one_token
 from shmllm.params.items import Grid
 
 _WHOLE, _SQUARE = 64, 4
@@ -25,6 +25,7 @@ class DeepseekOcr2Placeholder(ImagePlaceholder):
     TILE: the patches of a row of a tile.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     RULES: ClassVar[type[Rules]] = DeepseekOcr2Rules
     AUTHOR: ClassVar[str] = "DeepSeek-OCR 2"
     TILE: ClassVar[int] = 48

@@ -11,7 +11,7 @@ from shmllm.formats.deepseek_vl2 import FACTOR, PATCH_SIZE, TILE_SIZE
 from shmllm.frontend.images.rules.deepseek_vl2 import DeepseekVL2Rules
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
+from shmllm.frontend.placeholders.family import Beside, Config, ImagePlaceholder, one_token
 from shmllm.params.items import Grid
 
 
@@ -21,6 +21,7 @@ class DeepseekVL2Placeholder(ImagePlaceholder):
     row: the number of embeddings of a row of a tile, and of its rows.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     RULES: ClassVar[type[Rules]] = DeepseekVL2Rules
     AUTHOR: ClassVar[str] = "DeepSeek-VL2"
 

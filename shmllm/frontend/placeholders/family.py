@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.videos.rules.family import VideoRules
 from shmllm.params.items import Grid, Modality
 
+Beside = Literal["nothing", "grid"]
+"""What users give beside the embeddings of an item."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Placeholder(ABC):
@@ -29,6 +32,8 @@ class Placeholder(ABC):
 
     Attributes:
         modality: what the items are.
+        EMBEDS: what users give beside the embeddings of an item, which need no tower; None: they
+            cannot give embeddings, as an expansion depends on more.
         mark: what users and chat templates write for an item.
         replaced: the part of `mark` that the expansion replaces.
         replaced_ids: the ids of its tokens; empty: those that the tokenizer makes of it.
@@ -39,6 +44,7 @@ class Placeholder(ABC):
 
     modality: ClassVar[Modality]
     is_alone: ClassVar[bool] = False
+    EMBEDS: ClassVar[Beside | None] = None
 
     mark: str
     replaced: str

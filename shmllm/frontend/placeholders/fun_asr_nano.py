@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from shmllm.formats.audio_settings import AudioSettings, FunAsrSettings
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import AudioPlaceholder, Config, one_token
+from shmllm.frontend.placeholders.family import AudioPlaceholder, Beside, Config, one_token
 from shmllm.params.items import Grid
 
 
@@ -16,6 +16,7 @@ from shmllm.params.items import Grid
 class FunAsrPlaceholder(AudioPlaceholder):
     """Of transformers' `FunAsrNanoProcessor`."""
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     frames_behind: ClassVar[int | None] = 0
 
     @classmethod

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.glm4v import Glm4vRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
+from shmllm.frontend.placeholders.family import (
+    Beside,
+    Config,
+    TokenIds,
+    VideoPlaceholder,
+    one_token,
+)
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 
 BEGIN_IMAGE, END_IMAGE = "<|begin_of_image|>", "<|end_of_image|>"
@@ -28,6 +34,7 @@ class Glm4vPlaceholder(SquaresPlaceholder):
         around_videos: the tokens before and behind the frames of a video.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "grid"
     RULES: ClassVar[type[Rules]] = Glm4vRules
     AUTHOR: ClassVar[str] = "GLM-4.1V"
     DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(151_343, 151_344, 151_341, 151_342)
@@ -51,7 +58,7 @@ class Glm4vPlaceholder(SquaresPlaceholder):
         )
 
     def expansion(self, item: PreparedItem) -> str:
-        return self.token * self.count(item.grid)
+        return self.token * item.num_tokens
 
     def visible(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.where(self.are_of_videos(ids), -1, ids)

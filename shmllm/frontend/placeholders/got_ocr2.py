@@ -10,7 +10,7 @@ from shmllm.formats.image_settings import ImageSettings
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, one_token
+from shmllm.frontend.placeholders.family import Beside, Config, one_token
 from shmllm.frontend.placeholders.tiles import TilesPlaceholder
 
 _TOKEN = "<imgpad>"
@@ -20,6 +20,7 @@ _TOKEN = "<imgpad>"
 class GotOcr2Placeholder(TilesPlaceholder):
     """The defaults of transformers' `GotOcr2Config`; the texts are those of its processor."""
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     RULES: ClassVar[type[Rules]] = InternVLRules
     AUTHOR: ClassVar[str] = "GOT-OCR 2"
 
@@ -40,4 +41,4 @@ class GotOcr2Placeholder(TilesPlaceholder):
         return settings.with_options(crop_to_patches=False, min_patches=1, max_patches=12)
 
     def expansion(self, item: PreparedItem) -> str:
-        return self.token * self.count(item.grid)
+        return self.token * item.num_tokens

@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from shmllm.formats.audio_settings import MOST_SECONDS, AudioSettings, GraniteSpeechSettings
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import AudioPlaceholder, Config, one_token
+from shmllm.frontend.placeholders.family import AudioPlaceholder, Beside, Config, one_token
 from shmllm.params.items import Grid
 
 _FRAMES_OF_SECOND = 50
@@ -23,6 +23,7 @@ class GraniteSpeechPlaceholder(AudioPlaceholder):
         rate: by what their number is divided to get that of embeddings.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     frames_behind: ClassVar[int | None] = 0
 
     window: int

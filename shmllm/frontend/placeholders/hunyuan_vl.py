@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.hunyuan_vl import HunYuanVLRules
-from shmllm.frontend.placeholders.family import Config, TokenIds
+from shmllm.frontend.placeholders.family import Beside, Config, TokenIds
 from shmllm.frontend.placeholders.qwen_vl import QwenVLPlaceholder, TokenTexts
 from shmllm.params.items import Grid
 
@@ -20,6 +20,7 @@ _WITHOUT_ENDS = "cat_extra_token"
 class HunYuanVLPlaceholder(QwenVLPlaceholder):
     """The defaults of transformers' `HunYuanVLConfig`."""
 
+    EMBEDS: ClassVar[Beside | None] = None
     RULES: ClassVar[type[Rules]] = HunYuanVLRules
     AUTHOR: ClassVar[str] = "HunyuanOCR"
     DEFAULT_PATCH: ClassVar[int] = 16

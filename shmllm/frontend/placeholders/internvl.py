@@ -11,7 +11,7 @@ from shmllm.formats.internvl_chat import ENCODER, IMAGE_TOKEN
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.internvl import InternVLRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, one_token
+from shmllm.frontend.placeholders.family import Beside, Config, one_token
 from shmllm.frontend.placeholders.tiles import TilesPlaceholder
 
 
@@ -21,6 +21,7 @@ class InternVLPlaceholder(TilesPlaceholder):
     begin, end: the texts of the tokens around an image.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     RULES: ClassVar[type[Rules]] = InternVLRules
     AUTHOR: ClassVar[str] = "InternVL"
 
@@ -53,7 +54,7 @@ class InternVLPlaceholder(TilesPlaceholder):
         return settings.with_options(crop_to_patches=True)
 
     def expansion(self, item: PreparedItem) -> str:
-        return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"
+        return f"{self.begin}{self.token * item.num_tokens}{self.end}"
 
 
 @dataclass(frozen=True, kw_only=True)

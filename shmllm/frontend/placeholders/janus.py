@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.janus import JanusRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, one_token
+from shmllm.frontend.placeholders.family import Beside, Config, one_token
 from shmllm.frontend.placeholders.tiles import TilesPlaceholder
 
 
@@ -22,6 +22,7 @@ class JanusPlaceholder(TilesPlaceholder):
     begin, end: the texts of the tokens around an image.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     RULES: ClassVar[type[Rules]] = JanusRules
     AUTHOR: ClassVar[str] = "Janus"
     TOKEN: ClassVar[int] = 100_581
@@ -53,7 +54,7 @@ class JanusPlaceholder(TilesPlaceholder):
         return texts.get("boi_token", "<begin_of_image>"), texts.get("eoi_token", "<end_of_image>")
 
     def expansion(self, item: PreparedItem) -> str:
-        return f"{self.begin}{self.token * self.count(item.grid)}{self.end}"
+        return f"{self.begin}{self.token * item.num_tokens}{self.end}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.kimi import KimiRules, KimiVLRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, one_token
+from shmllm.frontend.placeholders.family import Beside, Config, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 
 
@@ -20,6 +20,7 @@ class KimiK25Placeholder(SquaresPlaceholder):
         BEGIN: the text of the token before the kind of an item.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     RULES: ClassVar[type[Rules]] = KimiRules
     AUTHOR: ClassVar[str] = "Kimi K2.5"
     BEGIN: ClassVar[str] = "<|media_begin|>"
@@ -42,7 +43,7 @@ class KimiK25Placeholder(SquaresPlaceholder):
         )
 
     def expansion(self, item: PreparedItem) -> str:
-        return self.token * self.count(item.grid)
+        return self.token * item.num_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from shmllm.formats.image_settings import OWN, ImageSettings
 from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.pixtral import STEP, PixtralRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, one_token
+from shmllm.frontend.placeholders.family import Beside, Config, one_token
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 
 _DEFAULTS = {"patch_size": 14, "spatial_merge_size": 2}
@@ -21,6 +21,7 @@ _DEFAULTS = {"patch_size": 14, "spatial_merge_size": 2}
 class LightOnOcrPlaceholder(SquaresPlaceholder):
     """The defaults of transformers' `LightOnOcrConfig`."""
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     RULES: ClassVar[type[Rules]] = PixtralRules
     AUTHOR: ClassVar[str] = "Pixtral"
 
@@ -45,4 +46,4 @@ class LightOnOcrPlaceholder(SquaresPlaceholder):
         return settings.with_options(**absent, **{STEP: step})
 
     def expansion(self, item: PreparedItem) -> str:
-        return self.token * self.count(item.grid)
+        return self.token * item.num_tokens

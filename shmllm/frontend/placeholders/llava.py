@@ -22,6 +22,7 @@ from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import (
+    Beside,
     Config,
     ImagePlaceholder,
     VideoPlaceholder,
@@ -45,6 +46,7 @@ class LlavaPlaceholder(ImagePlaceholder):
     tokens: the number of embeddings of an image.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     TOWERS: ClassVar[tuple[str, ...]] = tuple(_TOWERS)
     STRATEGIES: ClassVar[tuple[str, ...]] = ("default", "full")
     TOKEN: ClassVar[int] = 32000
@@ -77,7 +79,7 @@ class LlavaPlaceholder(ImagePlaceholder):
         return self.tokens
 
     def expansion(self, item: PreparedItem) -> str:
-        return self.token * self.count(item.grid)
+        return self.token * item.num_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +202,7 @@ class LlavaOnevisionVideoPlaceholder(VideoPlaceholder):
         behind: that of embeddings behind the last one.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     processors: ClassVar[tuple[str, ...]] = ("LlavaOnevisionVideoProcessor",)
     IMAGE: ClassVar[type[LlavaNextPlaceholder]] = LlavaOnevisionPlaceholder
     TOKEN: ClassVar[int] = 151_647

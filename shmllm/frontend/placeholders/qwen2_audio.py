@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import AudioPlaceholder, Config, one_token
+from shmllm.frontend.placeholders.family import AudioPlaceholder, Beside, Config, one_token
 from shmllm.params.items import Grid
 
 
@@ -23,6 +23,7 @@ class Qwen2AudioPlaceholder(AudioPlaceholder):
         NUM_MELS: the features of a frame, where it has none.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     DEFAULT_ID: ClassVar[int] = 151646
     BEGIN: ClassVar[str] = "<|audio_bos|>"
     TOKEN: ClassVar[str] = "<|AUDIO|>"

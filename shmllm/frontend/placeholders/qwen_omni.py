@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 from shmllm.formats.audio_settings import AudioSettings, UnpaddedSettings, WhisperSettings
-from shmllm.frontend.placeholders.family import AudioPlaceholder, Config
+from shmllm.frontend.placeholders.family import AudioPlaceholder, Beside, Config
 from shmllm.frontend.placeholders.qwen2_audio import Qwen2AudioPlaceholder
 from shmllm.frontend.placeholders.qwen_vl import (
     Qwen3VLPlaceholder,
@@ -42,6 +42,7 @@ class OmniVideoPlaceholder(QwenVideoPlaceholder):
     """Without the sound of a video. The bounds are those of transformers' `Qwen2_5OmniProcessor`,
     as published files have none for videos."""
 
+    EMBEDS: ClassVar[Beside | None] = None
     own_settings: ClassVar[Mapping[str, Any]] = _bounds(28)
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = OmniPlaceholder
 

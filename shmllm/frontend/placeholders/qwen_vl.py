@@ -11,7 +11,13 @@ from shmllm.frontend.images.rules.family import Rules
 from shmllm.frontend.images.rules.paddleocr_vl import PaddleOcrVlRules
 from shmllm.frontend.images.rules.qwen2_vl import OneFrameRules, Qwen2VLRules
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import Config, TokenIds, VideoPlaceholder, one_token
+from shmllm.frontend.placeholders.family import (
+    Beside,
+    Config,
+    TokenIds,
+    VideoPlaceholder,
+    one_token,
+)
 from shmllm.frontend.placeholders.squares import SquaresPlaceholder
 
 
@@ -33,6 +39,7 @@ class TokenTexts(NamedTuple):
 class QwenVLPlaceholder(SquaresPlaceholder):
     """The defaults of transformers' `Qwen2VLVisionConfig` and `Qwen2_5_VLVisionConfig`."""
 
+    EMBEDS: ClassVar[Beside | None] = "grid"
     RULES: ClassVar[type[Rules]] = Qwen2VLRules
     AUTHOR: ClassVar[str] = "Qwen"
     DEFAULT_PATCH: ClassVar[int] = 14
@@ -60,7 +67,7 @@ class QwenVLPlaceholder(SquaresPlaceholder):
         )
 
     def expansion(self, item: PreparedItem) -> str:
-        return self.token * self.count(item.grid)
+        return self.token * item.num_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +141,7 @@ class QwenVideoPlaceholder(VideoPlaceholder):
         begin, end: the texts of the tokens around them.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "grid"
     processors: ClassVar[tuple[str, ...]] = ("Qwen2VLVideoProcessor",)
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = QwenVLPlaceholder
 
@@ -179,6 +187,7 @@ class Qwen3VideoPlaceholder(QwenVideoPlaceholder):
     write it: the tokens around the mark go, too. (transformers 5.24 leaves them around the whole.)
     """
 
+    EMBEDS: ClassVar[Beside | None] = None
     processors: ClassVar[tuple[str, ...]] = ("Qwen3VLVideoProcessor",)
     IMAGE: ClassVar[type[QwenVLPlaceholder]] = Qwen3VLPlaceholder
 

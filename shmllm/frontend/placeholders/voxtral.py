@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from shmllm.frontend.items.prepared import PreparedItem
-from shmllm.frontend.placeholders.family import AudioPlaceholder, Config, one_token
+from shmllm.frontend.placeholders.family import AudioPlaceholder, Beside, Config, one_token
 from shmllm.params.items import Grid
 
 
@@ -19,6 +19,7 @@ class VoxtralPlaceholder(AudioPlaceholder):
         factor: how many positions, of two frames each, become an embedding.
     """
 
+    EMBEDS: ClassVar[Beside | None] = "nothing"
     divides: ClassVar[bool] = True
 
     factor: int

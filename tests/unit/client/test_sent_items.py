@@ -16,7 +16,7 @@ from shmllm.engine.session_items import SessionItems
 from shmllm.errors import ProtocolMismatchError
 from shmllm.ipc.slots import SlotRef
 from shmllm.ipc.tensors import TensorRef
-from shmllm.params.items import Grid, Item
+from shmllm.params.items import MODALITIES, Grid, Item, Modality
 from shmllm.wire.messages import PromptItem
 
 MOST = 1000
@@ -151,11 +151,12 @@ def test_an_identity_of_the_engine_covers_data_kind_and_grid(
     bare = Item(image(1).identity, ((0, 1),), (1, 1, 1))
     session.keep(PromptItem(1, bare), 10, MOST)
     changes: list[Any] = [{"grid": (2, 1, 1)}, {"modality": "video"}, {"frame_seconds": 0.5}]
+    changes.append({"is_embeds": True})
     for change in changes:
         session.keep(PromptItem(1, replace(bare, **change)), 10, MOST)
     same, *others = session.take(1)
     assert same.identity == first
-    assert len({first, *(each.identity for each in others)}) == 4
+    assert len({first, *(each.identity for each in others)}) == 5
 
 
 def test_items_of_interrupted_requests_do_not_add_up(
@@ -176,6 +177,18 @@ def test_what_is_no_image_is_refused(array: Any, session: SessionItems, tensors:
     message = PromptItem(1, Item(bytes(32), ((0, 1),), (1, 1, 1)), tensors.put(array))
     with pytest.raises(ProtocolMismatchError, match="the data of PROMPT_ITEM"):
         session.keep(message, 10, MOST)
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_embeddings_are_rows_of_floating_numbers(
+    modality: Modality, session: SessionItems, tensors: Tensors
+) -> None:
+    item = replace(Item(bytes(32), ((0, 2),), (1, 1, 1), None, modality), is_embeds=True)
+    session.keep(PromptItem(1, item, tensors.put(np.ones((2, 3), np.float32))), 10, MOST)
+    assert session.take(1)[0].data.tolist() == [[1.0] * 3] * 2
+    for array in (np.ones((1, 2, 3), np.float32), np.ones((2, 3), np.uint8), np.ones((0, 3), "f")):
+        with pytest.raises(ProtocolMismatchError, match="the data of PROMPT_ITEM"):
+            session.keep(PromptItem(1, item, tensors.put(array)), 10, MOST)
 
 
 def test_unknown_and_too_many_items_are_refused(

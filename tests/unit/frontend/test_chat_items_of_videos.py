@@ -78,7 +78,7 @@ def test_a_file_is_read_below_the_folder_only(tmp_path: Path) -> None:
         ({"type": "video"}, r"messages\[0\]\.content\[0\] has no video: give it as 'video'"),
         ({"type": "video_url", "video_url": {}}, "has no video: give it as 'video_url'"),
         ({"type": "video", "video": FRAMES, "uuid": 3}, "'uuid' must be a str, got 3"),
-        ({"type": "video_embeds", "video_embeds": []}, "is of the type 'video_embeds'; supported"),
+        ({"type": "video_embeds"}, "has no video: give it as 'video_embeds'"),
         (
             {"type": "video", "video": URL.replace("video/mp4", "image/png")},
             r"^messages\[0\]\.content\[0\]",
@@ -94,4 +94,5 @@ def test_every_kind_of_video_part_is_listed() -> None:
     assert {kind for kind, what in chat_items._KINDS.items() if what == "video"} == {
         "video",
         "video_url",
+        "video_embeds",
     }

@@ -243,7 +243,7 @@ def prompt_items(draw: st.DrawFn) -> PromptItem:
     grid = draw(st.tuples(*[st.integers(0, 2**32 - 1)] * 3))
     identity = st.binary(min_size=32, max_size=32)
     forgotten = draw(st.lists(identity, max_size=3))
-    item = Item(draw(identity), spans, grid)
+    item = Item(draw(identity), spans, grid, is_embeds=draw(st.booleans()))
     return PromptItem(draw(int64), item, draw(st.binary(max_size=40)), forgotten)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from shmllm.errors import RequestError
 from shmllm.models.audio.specs import AudioSpec, KeysTower
@@ -14,7 +15,7 @@ from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.specs import Idefics3Tower, VideoSpec, VisionSpec
 from shmllm.models.vision.squares_specs import Qwen3Tower
 from shmllm.params.items import Item
-from shmllm.worker.item_checks import check_item
+from shmllm.worker.item_checks import check_item, check_item_embeds
 
 QWEN = VisionSpec(
     image_token=1,
@@ -186,3 +187,31 @@ def test_parts_of_sounds_have_numbers_where_a_model_reads_them() -> None:
     for item, spec in ((second, WHISPER), (none, replace(WHISPER, counts_parts=True))):
         with pytest.raises(RequestError, match="0 embeddings instead of None"):
             check_item(item, {"audio": spec})
+
+
+EMBEDS = Item(bytes(32), ((3, 9),), (1, 4, 6), np.ones((6, 8), np.float32), is_embeds=True)
+
+
+def test_embeddings_that_a_user_gives() -> None:
+    check_item_embeds(EMBEDS, {"image": QWEN}, 8, torch.float32)
+    divided = replace(EMBEDS, spans=((3, 5), (6, 10)), grid=(1, 1, 1))
+    check_item_embeds(divided, {"image": SMOLVLM}, 8, torch.float32)
+    check_item_embeds(divided, {"image": SMOLVLM}, 8, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"modality": "audio"}, "the model takes no audio clips"),
+        ({"grid": (1, 4, 4)}, "has 6 embeddings in 1 pieces instead of 4 in one"),
+        ({"grid": (1, 0, 0)}, "has 6 embeddings in 1 pieces instead of 0 in one"),
+        ({"spans": ((3, 5), (6, 10))}, "has 6 embeddings in 2 pieces instead of 6 in one"),
+        ({"data": np.ones((5, 8), np.float32)}, r"of shape \[5, 8\] instead of \[6, 8\]"),
+        ({"data": np.ones((6, 7), np.float32)}, r"of shape \[6, 7\] instead of \[6, 8\]"),
+        ({"data": np.full((6, 8), np.nan, np.float32)}, "an item has values that torch.float16"),
+        ({"data": np.full((6, 8), 1e5, np.float32)}, "float16 cannot compute with: the largest is"),
+    ],
+)
+def test_embeddings_that_do_not_suit_the_model(change: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        check_item_embeds(replace(EMBEDS, **change), {"image": QWEN}, 8, torch.float16)
