@@ -32,6 +32,7 @@ _METAVARS = {
     "ConnectorName": "MODULE:CLASS",
     "Device": "DEVICE",
     "JsonObject": "JSON",
+    "Names": "NAME,...",
 }
 
 metrics_port_option = click.option(
@@ -67,7 +68,7 @@ def _type_of(each: Option) -> click.ParamType[Any]:
         case kinds.Number(maximum=maximum, or_zero=or_zero):
             bound = None if maximum == float("inf") else maximum
             return click.FloatRange(min=0, min_open=not or_zero, max=bound)
-        case kinds.Bytes() | kinds.Device() | ClassNames() | kinds.JsonObject():
+        case kinds.Bytes() | kinds.Device() | ClassNames() | kinds.JsonObject() | kinds.Names():
             return _Checked(each)
     return click.STRING
 

@@ -38,7 +38,7 @@ _SHORT = {
 """vLLM's short names of options."""
 _LISTS = (
     *("cudagraph_capture_sizes", "logits_processors"),
-    *("served_model_name", "allowed_media_domains"),
+    *("served_model_name", "allowed_media_domains", "lora_target_modules"),
 )
 """Options that take several values, or one list in JSON."""
 

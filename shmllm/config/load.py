@@ -162,6 +162,12 @@ class LoadConfig(Section):
         "faster on the card.",
         OneOf(get_args(DecodeKernel)),
     )
+    disable_sliding_window: bool = option(
+        False,
+        "Bound max_model_len by the smallest sliding window of the layers, so that none has an "
+        "effect.",
+        Flag(),
+    )
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

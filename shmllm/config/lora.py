@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shmllm.config.options import DType, Flag, Section, Whole, option
+from shmllm.config.options import DType, Flag, Names, Section, Whole, option
 from shmllm.errors import EngineStartError
 
 LoraDType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -28,6 +28,14 @@ class LoraConfig(Section):
         "auto",
         "What adapters are stored as; auto is the model's dtype.",
         DType(get_args(LoraDType)),
+    )
+    target_modules: tuple[str, ...] | None = option(
+        None,
+        "The modules that adapters change, by the ends of their names, such as q_proj and "
+        "gate_up_proj; what an adapter has of others is left out.",
+        Names(),
+        name="lora_target_modules",
+        default_text="all that they can",
     )
 
     def __post_init__(self) -> None:

@@ -220,6 +220,20 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Names:
+    """A list of names, or a text that has commas between them. None is valid, too."""
+
+    def parse(self, name: str, value: Any) -> Any:
+        if value is None:
+            return None
+        given = value.split(",") if isinstance(value, str) else value
+        is_list = isinstance(given, list | tuple | set | frozenset) and len(given) > 0
+        if is_list and all(isinstance(each, str) and each for each in given):
+            return tuple(dict.fromkeys(given))
+        raise EngineStartError(f"{name} must be a list of names, got {value!r}")
+
+
+@dataclass(frozen=True)
 class Free:
     """Any value. The code that reads the option checks it."""
 

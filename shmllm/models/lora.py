@@ -7,6 +7,7 @@ how a device computes with an adapter.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +19,12 @@ import torch
 from torch import Tensor
 
 from shmllm.models.fields import Fields, read_json_object
-from shmllm.models.lora_targets import LoraTargets, Target, rows_in_order
+from shmllm.models.lora_targets import Columns, LoraTargets, Target
 from shmllm.models.peft_config import CONFIG_FILE, PeftConfig
 from shmllm.models.safetensors_file import SafetensorsFile
 from shmllm.models.shares import Share
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -112,8 +115,12 @@ def make_lora(
     """
     own = PeftConfig.from_fields(config)
     by_product: dict[int, list[_Change]] = {}
+    left_out = []
     for module, matrices in by_module(tensors).items():
         name, places = _places_of(module, own, targets)
+        if targets.leaves_out(name):
+            left_out.append(module)
+            continue
         if not places:
             raise tensors.error(_refusal(module, targets))
         rank, scale = own.of_module(name)
@@ -128,6 +135,11 @@ def make_lora(
                 one_a, one_b = one_b.T.contiguous(), one_a.T.contiguous()
             change = _Change(module, target, scale, one_a, one_b)
             by_product.setdefault(target.product, []).append(change)
+    if left_out:
+        logger.warning(
+            "%s: lora_target_modules leaves %d of %d modules out, such as %s",
+            *(tensors.where, len(left_out), len(by_module(tensors)), left_out[0]),
+        )
     products = {}
     for product, changes in sorted(by_product.items()):
         _check_overlaps(tensors, changes)
@@ -137,7 +149,7 @@ def make_lora(
                 each.target.part,
                 len(each.a),
                 each.scale,
-                rows_in_order(each.b, each.target.columns),
+                _rows_in_order(each.b, each.target.columns),
             )
             for each in changes
         ]
@@ -180,6 +192,26 @@ def _rows_of(b: Tensor, column: int, rows: Tensor) -> Iterator[tuple[Tensor, int
     for stretch in own.tensor_split(ends):
         if len(stretch):
             yield b[rows[stretch] - column], int(stretch[0])
+
+
+def _rows_in_order(values: Tensor, columns: Sequence[Columns]) -> list[tuple[Tensor, int]]:
+    """Returns the rows [count, ...] of a module's matrix [out, ...] for each stretch of columns
+    that lies together in the product, and the first column of it.
+
+    Heads whose queries and gates a checkpoint has side by side lie apart here: their rows are
+    gathered, so that few stretches are left.
+    """
+    stretches: list[list[Columns]] = []
+    for each in sorted(columns, key=lambda each: each.column):
+        last = stretches[-1][-1] if stretches else None
+        if last is not None and last.column + last.size == each.column:
+            stretches[-1].append(each)
+        else:
+            stretches.append([each])
+    return [
+        (torch.cat([values[each.first : each.first + each.size] for each in some]), some[0].column)
+        for some in stretches
+    ]
 
 
 class _Change(NamedTuple):

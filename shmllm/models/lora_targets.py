@@ -11,19 +11,20 @@ products say which share of them it has.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from shmllm.models.attention import Attention
 from shmllm.models.build import without_memory
+from shmllm.models.computed_linears import Computed, computed_linears
 from shmllm.models.decoder import DecoderModel
-from shmllm.models.experts import ExpertLinear, MoE
+from shmllm.models.experts import ExpertLinear
 from shmllm.models.layers import Linear
+from shmllm.models.lora_chosen import WEIGHT, chosen_names
 from shmllm.models.matrices import (
     Destination,
     Matrix,
@@ -32,14 +33,7 @@ from shmllm.models.matrices import (
     len_of,
     parts_of,
 )
-from shmllm.models.mlp import MLP
-from shmllm.models.ops import Ops
 from shmllm.models.shares import Share
-
-_WEIGHT = ".weight"
-
-Computed = Linear | ExpertLinear
-"""What a step computes: one product, or one for each expert."""
 
 
 class Columns(NamedTuple):
@@ -96,13 +90,17 @@ class LoraTargets:
     """
     Args:
         model: the model, or a rank's part of it.
+        chosen: the modules that adapters may change, see `chosen_names`; None: all.
 
     Attributes:
         products: the products, in the order in which a step computes them. Those of the experts of
             one `ExpertLinear` follow one another.
+
+    Raises:
+        EngineStartError: no module is chosen.
     """
 
-    def __init__(self, model: DecoderModel) -> None:
+    def __init__(self, model: DecoderModel, chosen: Sequence[str] | None = None) -> None:
         whole = model if model.config.whole is None else without_memory(model.config.whole)[0]
         linears = computed_linears(whole)
         matrices = [_matrices_of(linear) for linear in linears]
@@ -115,11 +113,20 @@ class LoraTargets:
             for name, targets in _targets_of(whole, products).items()
             if not any(_is_fixed(target, fixed) for target in targets)
         } | _targets_of_all(whole, linears, firsts)
+        self._left_out: frozenset[str] = frozenset()
+        if chosen is not None:
+            every = frozenset(self._targets)
+            self._targets = _chosen_of(self._targets, chosen)
+            self._left_out = every - self._targets.keys()
         num_parts = [0] * len(products)
         for target in chain.from_iterable(self._targets.values()):
             num_parts[target.product] = max(num_parts[target.product], target.part + 1)
         own = computed_linears(model)
-        self._index = {id(linear): first for linear, first in zip(own, firsts, strict=False)}
+        self._index = {
+            id(linear): first
+            for linear, first in zip(own, firsts, strict=False)
+            if num_parts[first] or isinstance(linear, ExpertLinear)
+        }
         self.products = [
             Product(matrix.shape[1], matrix.shape[0], parts, share)
             for (matrix, share), parts in zip(_shares_of(model, own), num_parts, strict=True)
@@ -137,7 +144,7 @@ class LoraTargets:
     def target_of(self, module: str) -> Target | None:
         """Returns the target of a module, by its name in transformers' model. None: the model has
         no such module, or computes it otherwise."""
-        targets = self.targets_of(module + _WEIGHT)
+        targets = self.targets_of(module + WEIGHT)
         return targets[0] if len(targets) == 1 else None
 
     def targets_of(self, parameter: str) -> Sequence[Target]:
@@ -146,11 +153,16 @@ class LoraTargets:
         known = self._model.known_name(parameter)
         return () if known is None else self._targets.get(known, ())
 
+    def leaves_out(self, name: str) -> bool:
+        """Whether a module or a parameter of the model is not among those that were chosen."""
+        known = {self._model.known_name(each) for each in (name, name + WEIGHT)}
+        return not self._left_out.isdisjoint(known)
+
     def parameters_of(self, module: str) -> Sequence[str]:
         """Returns the names of a module's own parameters, without those of modules within it, in
         transformers' order."""
-        known = self._model.known_name(module + _WEIGHT)
-        own = [] if known is None else self._parameters.get(known.removesuffix(_WEIGHT), [])
+        known = self._model.known_name(module + WEIGHT)
+        own = [] if known is None else self._parameters.get(known.removesuffix(WEIGHT), [])
         return [f"{module}.{parameter}" for parameter in own]
 
     @property
@@ -159,8 +171,8 @@ class LoraTargets:
         tensor, and transformers' modules apart, the latter."""
         found: dict[Target, str] = {}
         for name, targets in self._targets.items():
-            if name.endswith(_WEIGHT) and len(targets) == 1:
-                found.setdefault(targets[0], name.removesuffix(_WEIGHT))
+            if name.endswith(WEIGHT) and len(targets) == 1:
+                found.setdefault(targets[0], name.removesuffix(WEIGHT))
         ends = {(each.product, *_span_of(each)) for each in found}
         spans: dict[int, list[tuple[int, int]]] = {}
         for product, begin, end in ends:
@@ -172,6 +184,26 @@ class LoraTargets:
         ]
 
 
+def _chosen_of(
+    targets: Mapping[str, tuple[Target, ...]], chosen: Sequence[str]
+) -> dict[str, tuple[Target, ...]]:
+    """Returns the targets of chosen modules, whose parts of a product follow one another.
+
+    Raises:
+        EngineStartError: there are none.
+    """
+    names = chosen_names(targets, chosen)
+    kept = {name: some for name, some in targets.items() if name in names}
+    numbers: dict[int, dict[int, int]] = {}
+    for target in chain.from_iterable(kept.values()):
+        of_product = numbers.setdefault(target.product, {})
+        of_product.setdefault(target.part, len(of_product))
+    return {
+        name: tuple(replace(each, part=numbers[each.product][each.part]) for each in some)
+        for name, some in kept.items()
+    }
+
+
 def _span_of(target: Target) -> tuple[int, int]:
     """Returns the first column of a product that a target has, and the one behind its last."""
     ends = [(each.column, each.column + each.size) for each in target.columns]
@@ -180,47 +212,6 @@ def _span_of(target: Target) -> tuple[int, int]:
 
 def _contains_another(own: tuple[int, int], spans: Sequence[tuple[int, int]]) -> bool:
     return any(own != other and own[0] <= other[0] and other[1] <= own[1] for other in spans)
-
-
-class _Collector:
-    """Stands in for `Ops`: it computes nothing, and keeps the weights of products. All results are
-    the same object, which is not None: a model may ask for that."""
-
-    def __init__(self) -> None:
-        self.linears: dict[int, Computed] = {}
-        self._result = object()
-
-    def linear(self, x: object, linear: Linear) -> object:
-        return self._keep(linear)
-
-    def low_rank(self, x: object, down: Linear, up: Linear) -> object:
-        return self._keep(down, up)
-
-    def mlp(self, x: object, mlp: MLP) -> object:
-        return self._keep(mlp.gate_up_proj, mlp.down_proj)
-
-    def route(self, x: object, moe: MoE) -> object:
-        return self._keep(moe.router)
-
-    def experts(self, x: object, routing: object, moe: MoE) -> object:
-        if moe.shared is not None:
-            self.mlp(x, moe.shared)
-        return self._keep(moe.gate_up_proj, moe.down_proj)
-
-    def _keep(self, *linears: Computed) -> object:
-        self.linears |= {id(linear): linear for linear in linears}
-        return self._result
-
-    def __getattr__(self, operation: str) -> Callable[..., object]:
-        return lambda *arguments, **options: self._result
-
-
-def computed_linears(model: DecoderModel) -> list[Computed]:
-    """Returns the projections that a step computes by `Ops.linear`, `Ops.low_rank`, `Ops.mlp`,
-    `Ops.route` and `Ops.experts`, in their order."""
-    collector = _Collector()
-    model.forward(cast(Ops, collector))
-    return list(collector.linears.values())
 
 
 def _matrices_of(linear: Computed) -> Sequence[Matrix]:
@@ -280,7 +271,7 @@ def _targets_of(model: DecoderModel, products: Sequence[Matrix]) -> dict[str, tu
     found: dict[str, tuple[Target, ...]] = {}
     known: dict[tuple[int, tuple[Columns, ...]], Target] = {}
     for name, views in model.destinations().items():
-        is_matrix = name.endswith(_WEIGHT) and len(views[0].shape) == 2
+        is_matrix = name.endswith(WEIGHT) and len(views[0].shape) == 2
         placed = _place(views, spans) if is_matrix else None
         if placed is None:
             continue
@@ -378,23 +369,3 @@ def _merged(columns: Sequence[Columns]) -> list[Columns]:
         else:
             merged.append(each)
     return merged
-
-
-def rows_in_order(values: Tensor, columns: Sequence[Columns]) -> list[tuple[Tensor, int]]:
-    """Returns the rows [count, ...] of a module's matrix [out, ...] for each stretch of columns
-    that lies together in the product, and the first column of it.
-
-    Heads whose queries and gates a checkpoint has side by side lie apart here: their rows are
-    gathered, so that few stretches are left.
-    """
-    stretches: list[list[Columns]] = []
-    for each in sorted(columns, key=lambda each: each.column):
-        last = stretches[-1][-1] if stretches else None
-        if last is not None and last.column + last.size == each.column:
-            stretches[-1].append(each)
-        else:
-            stretches.append([each])
-    return [
-        (torch.cat([values[each.first : each.first + each.size] for each in some]), some[0].column)
-        for some in stretches
-    ]

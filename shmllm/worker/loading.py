@@ -372,6 +372,15 @@ def configured_length(load: LoadConfig, model: ModelConfig) -> int:
     that an encoder computes."""
     num_encoded = model.num_encoded
     longest = model.max_position_embeddings - num_encoded
+    windows = [each for each in model.layer_windows if isinstance(each, int)]
+    if load.disable_sliding_window and windows:
+        shortest, longest = min(windows), min(longest, *windows)
+        if (load.max_model_len or 0) > longest == shortest:
+            raise EngineStartError(
+                f"disable_sliding_window bounds max_model_len by the smallest sliding window, "
+                f"{shortest:,}: pass at most that instead of {load.max_model_len:,}, or leave the "
+                "option out"
+            )
     length = load.max_model_len or min(model.usual_length or longest, longest)
     if length > longest:
         raise EngineStartError(

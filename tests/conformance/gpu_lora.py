@@ -54,9 +54,17 @@ def routers(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
 
 
 class Adapted:
-    """A model on disk, its adapters, and what transformers says of the merged models."""
+    """A model on disk, its adapters, and what transformers says of the merged models, with the
+    chosen modules or all."""
 
-    def __init__(self, directory: Path, family: str = "llama", **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        family: str = "llama",
+        chosen: tuple[str, ...] | None = None,
+        **options: Any,
+    ) -> None:
+        self.chosen = chosen
         reference = reference_model(family, SCALE, **(SHAPE | options))
         self.directory = save(reference, directory / "model")
         modules = lora_adapters.linear_modules(reference)
@@ -72,6 +80,9 @@ class Adapted:
             parameters = lora_experts.PARAMETERS if of_experts else None
             lora_adapters.write(path, tensors | of_experts, **fields, target_parameters=parameters)
             self.loras.append(LoRARequest(str(index), index + 1, str(path)))
+            if chosen is not None:
+                tensors = {n: t for n, t in tensors.items() if n.split(".")[-3] in chosen}
+                changes = changes if "experts" in chosen else {}
             model = lora_adapters.merged(reference, tensors, 2.0)
             merged.append(lora_experts.merged(model, changes, 2.0))
         self.wanted = [
@@ -83,6 +94,7 @@ class Adapted:
 
     def config(self, max_loras: int, **options: Any) -> EngineConfig:
         lora = LoraConfig(enable_lora=True, max_loras=max_loras, max_lora_rank=8)
+        lora = replace(lora, target_modules=self.chosen)
         return replace(make_config(self.directory, **options), lora=lora)
 
     def add(self, engine: Engine, index: int) -> None:
@@ -140,6 +152,26 @@ class LoraEngineConformance:
         engine.run()
         found = [engine.tokens[index] for index in range(len(PROMPTS))]
         assert found == adapted_experts.wanted
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("family", "sizes", "chosen"),
+        [
+            ("llama", {}, ("v_proj", "up_proj")),
+            ("qwen2_moe", EXPERTS, ("experts",)),
+            ("qwen2_moe", EXPERTS, ("q_proj", "o_proj", "gate")),
+        ],
+    )
+    def test_adapters_change_chosen_modules_only(
+        self,
+        family: str,
+        sizes: dict[str, Any],
+        chosen: tuple[str, ...],
+        gpu_device: Device,
+        tmp_path: Path,
+    ) -> None:
+        adapted = Adapted(tmp_path, family, chosen, **sizes)
+        self.test_greedy_tokens_are_those_of_the_merged_models(adapted, gpu_device, "FULL", 2)
 
     @pytest.mark.slow
     def test_contents_are_replaced(self, adapted: Adapted, gpu_device: Device) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from support.determinism import make_requests, said
 from support.reference_models import ReferenceModel, make_model, make_prompts
+from support.scoring import choices
 from support.variants import slow
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, EngineStartError, RequestError, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -113,3 +115,33 @@ def test_a_request_of_many_windows_needs_few_blocks(tmp_path: Path) -> None:
         reference.assert_greedy(greedy(llm, [prompt]))
     with LLM(str(tmp_path), **options, disable_hybrid_kv_cache_manager=True) as llm:
         assert llm.facts.max_model_len == 7 * 16
+
+
+def without_windows(directory: Path) -> Any:
+    """transformers' model of the same weights, of which each layer sees all tokens."""
+    config = transformers.AutoConfig.from_pretrained(directory)
+    config.sliding_window, config.layer_types = None, [FULL] * config.num_hidden_layers
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, config=config).eval()
+
+
+def test_without_windows_a_request_is_no_longer_than_the_smallest(
+    reference: ReferenceModel,
+) -> None:
+    options = BASE | {"disable_sliding_window": True}
+    directory = str(reference.directory)
+    if CHUNKS in directory:
+        with LLM(directory, **options) as llm:
+            assert llm.facts.max_model_len == 1024
+        return
+    prompt, full = reference.prompts[-1][: WINDOW - 8], without_windows(reference.directory)
+    with LLM(directory, **options) as llm:
+        assert llm.facts.max_model_len == WINDOW
+        (tokens,) = greedy(llm, [prompt])
+        assert len(tokens) == 8
+        assert choices(full, prompt, list(tokens)) == list(tokens)
+        with pytest.raises(RequestError, match=f"max_model_len is {WINDOW}"):
+            greedy(llm, [reference.prompts[-1][:WINDOW]])
+    with pytest.raises(EngineStartError, match=f"smallest sliding window, {WINDOW}: pass at most"):
+        LLM(directory, **options, max_model_len=WINDOW + 1)
+    with LLM(directory, **options, max_model_len=WINDOW - 1) as llm:
+        assert llm.facts.max_model_len == WINDOW - 1

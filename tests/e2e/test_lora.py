@@ -3,6 +3,7 @@ request changes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from support.adapted_models import (
 from support.engines import assert_idle
 from support.variants import slow
 
-from shmllm import LLM, LoRARequest, RequestError
+from shmllm import LLM, EngineStartError, LoRARequest, RequestError
 
 FAMILIES = ["llama", "qwen3", "mixtral", *map(slow, ("phi3", "qwen2_moe", "qwen3_moe", "gpt_oss"))]
 
@@ -166,3 +167,33 @@ def test_wrong_arguments_queue_nothing(adapted: Adapted, llm: LLM) -> None:
         pytest.raises(RequestError, match="enable_lora"),
     ):
         plain.generate(prompts, GREEDY, use_tqdm=False, lora_request=adapted.loras[0])
+
+
+@pytest.mark.parametrize(
+    "chosen", [["q_proj", "v_proj"], slow(["experts"]), slow(["up_proj", "o_proj"])]
+)
+def test_an_adapter_has_the_bits_of_its_chosen_modules(
+    chosen: list[str], adapted: Adapted, llm: LLM, tmp_path: Path
+) -> None:
+    number, which = 3, [3, 12]
+    kept = {}
+    for name, tensor in adapted.tensors[number - 1].items():
+        path = name.partition(".lora_")[0].split(".")
+        if ("experts" if "experts" in path else path[-1]) in chosen:
+            kept[name] = tensor
+    prompts = as_prompts([adapted.prompts[index] for index in which])
+    if not kept:  # a model without experts
+        with pytest.raises(EngineStartError, match=r"lora_target_modules \['experts'\] names no"):
+            adapted.engine(lora_target_modules=chosen)
+        return
+    config = json.loads(Path(adapted.loras[number - 1].path, "adapter_config.json").read_text())
+    path = lora_adapters.write(tmp_path / "part", kept, **config)
+    part = LoRARequest("part", 77, str(path))
+    expected = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=part)
+    llm.remove_lora(77)
+    with adapted.engine(lora_target_modules=chosen, enable_prefix_caching=False) as other:
+        whole = adapted.loras[number - 1]
+        found = other.generate(prompts, GREEDY, use_tqdm=False, lora_request=whole)
+        base = other.generate(prompts, GREEDY, use_tqdm=False)
+    assert tokens_of(found) == tokens_of(expected)
+    assert tokens_of(base) != tokens_of(found)

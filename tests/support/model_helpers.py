@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -414,12 +415,16 @@ def make_program(
 
 @torch.inference_mode()
 def our_logits(
-    model: DecoderModel, token_ids: list[int], adapter: LoraWeights | None = None
+    model: DecoderModel,
+    token_ids: list[int],
+    adapter: LoraWeights | None = None,
+    chosen: Sequence[str] | None = None,
 ) -> Tensor:
-    """[tokens, vocab] of one sequence, computed in one step, with an adapter or without."""
+    """[tokens, vocab] of one sequence, computed in one step, with an adapter of chosen modules or
+    without."""
     length, lora = len(token_ids), None
     if adapter is not None:
-        targets = LoraTargets(model)
+        targets = LoraTargets(model, chosen)
         lora = CpuLora(targets, 1, 64, length, model.dtype)
         lora.fill([CpuAdapter(adapter, len(targets.products))], np.array([length]))
     program, batch = make_program(model, length, lora)

@@ -102,7 +102,8 @@ def make_lora(config: EngineConfig, loaded: LoadedModel, group: Group) -> CpuLor
     assert isinstance(model, DecoderModel), "the options refuse adapters of others"
     dtype = model.dtype if lora.lora_dtype == "auto" else getattr(torch, lora.lora_dtype)
     max_tokens = config.scheduler.max_num_batched_tokens
-    targets, sizes = LoraTargets(model), (lora.max_loras, lora.max_lora_rank, max_tokens)
+    targets = LoraTargets(model, lora.target_modules)
+    sizes = (lora.max_loras, lora.max_lora_rank, max_tokens)
     return CpuLora(targets, *sizes, dtype, group)
 
 

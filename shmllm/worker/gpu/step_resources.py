@@ -261,7 +261,7 @@ def _make_lora(config: EngineConfig, loaded: LoadedModel, device: Device) -> Gpu
     assert isinstance(loaded.model, DecoderModel), "the options refuse adapters of others"
     max_tokens = config.scheduler.max_num_batched_tokens
     return GpuLora(
-        LoraTargets(loaded.model),
+        LoraTargets(loaded.model, lora.target_modules),
         lora.max_loras,
         lora.max_lora_rank,
         max_tokens,

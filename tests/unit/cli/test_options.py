@@ -61,6 +61,8 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "max_lora_rank": (["--max-lora-rank", "64"], 64),
     "max_cpu_loras": (["--max-cpu-loras", "5"], 5),
     "lora_dtype": (["--lora-dtype", "bfloat16"], "bfloat16"),
+    "lora_target_modules": (["--lora-target-modules", "a,b"], ("a", "b")),
+    "disable_sliding_window": (["--disable-sliding-window"], True),
     "block_size": (["--block-size", "64"], 64),
     "kv_cache_memory_bytes": (["--kv-cache-memory-bytes", "512M"], 512 * 2**20),
     "enable_prefix_caching": (["--no-prefix-caching"], False),

@@ -61,6 +61,9 @@ from shmllm.errors import EngineStartError
         (lambda: CacheConfig(gpu_memory_utilization="0.5"), "gpu_memory_utilization .* got '0.5'"),
         (lambda: SchedulerConfig(async_scheduling="yes"), "async_scheduling must be .* got 'yes'"),
         (lambda: SchedulerConfig(long_prefill_token_threshold=-1), "threshold must be .* got -1"),
+        (lambda: LoraConfig(target_modules=[]), r"lora_target_modules must be a list .* got \[\]"),
+        (lambda: LoraConfig(target_modules=["a", 1]), r"must be a list of names, got \['a', 1\]"),
+        (lambda: LoraConfig(target_modules="a,"), "must be a list of names, got 'a,'"),
         (lambda: CacheConfig(num_blocks=1), "num_gpu_blocks_override must be .* got 1"),
         (lambda: LoadConfig("m", max_model_len=-2), "max_model_len must be .* got -2"),
         (lambda: SchedulerConfig(async_scheduling=1), "async_scheduling must be .* got 1"),
@@ -219,9 +222,11 @@ FULL = EngineConfig(
         hf_overrides={"num_labels": 3},
         language_model_only=True,
         decode_kernel="launches",
+        disable_sliding_window=True,
     ),
     CacheConfig(32, 12345, False, 0.5, 40, True, 64),
     SchedulerConfig(3, 99, "priority", False, 7, False, 0.25),
+    lora=LoraConfig(target_modules=("q_proj",)),
     graphs=GraphConfig("FULL", (1, 2, 8), 8, True),
     plugins=PluginConfig(
         ("größe:Own",), "größe.Own", "", {"größe": [1]}, "kv_consumer", ("/größe",)

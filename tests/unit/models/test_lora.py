@@ -27,7 +27,8 @@ from shmllm.models.lora_targets import LoraTargets
 
 TOKENS = [5, 61, 2, 33, 90, 17, 8, 8, 41, 3, 77, 20, 64, 1, 29, 50, 13, 95, 6, 38]
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-MLP = {"gate_proj", "up_proj", "down_proj"}
+DOWN = {"down_proj"}
+MLP = {"gate_proj", "up_proj", *DOWN}
 DELTA_NET = {
     "num_hidden_layers": 4,
     "head_dim": 32,
@@ -158,6 +159,49 @@ def test_an_adapter_may_have_some_projections_of_a_product(case: Case) -> None:
     tensors = lora_adapters.draw(shapes, factor=1.0)
     lora_adapters.write(case.directory, tensors)
     case.assert_merged(tensors, 2.0)
+
+
+CHOSEN = {
+    "one of a product": ("qwen3", ["v_proj"], {"v_proj"}),
+    "all of a product": ("qwen3", ["qkv_proj", "down_proj"], {"q_proj", "k_proj", "v_proj"} | DOWN),
+    "a whole name": ("qwen3", ["model.layers.1.mlp.up_proj"], {"1.mlp.up_proj"}),
+    "a part of a module": ("phi3", ["k_proj", "absent"], {"qkv_proj"}),
+    "gates": ("qwen2_moe", ["up_proj", "shared_expert_gate"], {"up_proj", "shared_expert_gate"}),
+}
+"""A family, `lora_target_modules`, and the ends of the modules that an adapter changes."""
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_an_adapter_changes_chosen_modules_only(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    family, chosen, ends = CHOSEN[name]
+    case = Case(family, tmp_path)
+    every = lora_adapters.draw(case.shapes, factor=1.0)
+    lora_adapters.write(case.directory, every)
+    left = {
+        f"{lora_adapters.PREFIX}{module}.lora_{matrix}.weight"
+        for module in lora_adapters.with_suffixes(case.shapes, ends)
+        for matrix in "AB"
+    }
+    tensors = {each: tensor for each, tensor in every.items() if each in left}
+    targets = LoraTargets(case.model, chosen)
+    found = make_lora(*read_files(case.directory), targets, 64, torch.float32)
+    assert f"leaves {len(every) // 2 - len(tensors) // 2} of {len(every) // 2} mod" in caplog.text
+    expected = reference_logits(lora_adapters.merged(case.reference, tensors, 2.0), TOKENS)
+    assert_logits_close(our_logits(case.model, TOKENS, found, chosen), expected, 1e-4)
+    assert [each.num_parts for each in targets.products] != [
+        each.num_parts for each in case.targets.products
+    ]
+
+
+def test_what_chooses_no_module_is_refused(case: Case) -> None:
+    with pytest.raises(EngineStartError, match=r"\['lm_head'\] names no .* end in down_proj, gate"):
+        LoraTargets(case.model, ["lm_head"])
+    lora_adapters.write(case.directory, lora_adapters.draw({"lm_head": (97, 48)}))
+    files, targets = read_files(case.directory), LoraTargets(case.model, ["q_proj"])
+    with pytest.raises(EngineStartError, match="cannot change 'lm_head'"):
+        make_lora(*files, targets, 64, torch.float32)
 
 
 def test_ranks_and_factors_follow_patterns(case: Case) -> None:

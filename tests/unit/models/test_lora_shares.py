@@ -12,13 +12,14 @@ from support.reference_models import QUICK, VARIANTS, make_model
 from support.variants import slow
 from torch import Tensor
 
+from shmllm.models.computed_linears import computed_linears
 from shmllm.models.config import ModelConfig
 from shmllm.models.create import create_model
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.experts import ExpertLinear
 from shmllm.models.fields import Fields
 from shmllm.models.lora import LoraProduct, LoraWeights, make_lora
-from shmllm.models.lora_targets import LoraTargets, computed_linears
+from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.shard import Shard
 from shmllm.models.sharding import shard_config
 
