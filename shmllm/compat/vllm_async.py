@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import shmllm.frontend.async_llm
 from shmllm.compat.vllm_engine_args import VllmConfig, config_options, engine_options
+from shmllm.compat.vllm_engine_calls import RendererView
 from shmllm.compat.vllm_names import (
     is_of_engine,
     known,
@@ -241,6 +242,20 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
     def model_config(self) -> Any:
         """As `LLM.llm_engine.model_config`."""
         return self._view.model_config
+
+    @property
+    def renderer(self) -> RendererView:
+        """The tokenizer and the model's configuration."""
+        return RendererView(self.model_config, self._llm)
+
+    @property
+    def input_processor(self) -> RendererView:
+        """As `renderer`."""
+        return self.renderer
+
+    async def is_tracing_enabled(self) -> bool:
+        """False: no spans are sent; `shmllm trace` records requests and steps."""
+        return False
 
     @property
     def tokenizer(self) -> Any:

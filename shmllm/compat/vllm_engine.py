@@ -14,15 +14,13 @@ from inspect import signature
 from itertools import count
 from typing import Any, Self
 
-import shmllm.frontend.llm
 from shmllm.compat.external_launcher import is_launched, own_options, shared_llm
 from shmllm.compat.vllm_engine_args import EngineArgs, config_options
-from shmllm.compat.vllm_metrics import Metric, as_metrics
+from shmllm.compat.vllm_engine_calls import EngineCalls
 from shmllm.compat.vllm_names import (
     conversation_options,
     is_of_engine,
     known,
-    supported_tasks,
     usable_priority,
     with_processor_kwargs,
     without_nones,
@@ -46,7 +44,6 @@ from shmllm.frontend.request_state import RequestState
 from shmllm.outputs.beam_search import BeamSearchOutput
 from shmllm.outputs.pooling import PoolingOutput, PoolingRequestOutput, ScoringRequestOutput
 from shmllm.outputs.request import RequestOutput
-from shmllm.outputs.sleep_report import SleepState
 from shmllm.params.sampling import RequestOutputKind, SamplingParams
 from shmllm.params.signatures import takes_fields_of
 from shmllm.params.unknown_options import reject_unknown_options
@@ -70,7 +67,7 @@ class SteppedRequests:
 
 
 @takes_fields_of(EngineArgs, num_positional=1)
-class LLM(shmllm.frontend.llm.LLM):
+class LLM(EngineCalls):
     """`shmllm.LLM` with vLLM's options and arguments.
 
     Attributes:
@@ -182,11 +179,6 @@ class LLM(shmllm.frontend.llm.LLM):
         given = known(options) | of_pairs(tokenization_kwargs)
         return super().score(data_1, data_2, use_tqdm=use_tqdm, **given)
 
-    @property
-    def supported_tasks(self) -> tuple[str, ...]:
-        """What the engine does: "generate", and pooling tasks."""
-        return supported_tasks(self.facts)
-
     def _chat_prompts(
         self, messages: Any, *, tokenization_kwargs: Any = None, **options: Any
     ) -> Any:
@@ -222,32 +214,6 @@ class LLM(shmllm.frontend.llm.LLM):
     def prepare_prompts(self, prompts: Any, tokenization_kwargs: Any, min_room: int = 1) -> Any:
         given = without_nones(prompts)
         return tokenize(self.front_end, given, tokenization_kwargs, min_room=min_room)
-
-    def get_metrics(self) -> list[Metric]:  # type: ignore[override]
-        """The engine's counters and gauges that vLLM has, too."""
-        return as_metrics(super().get_metrics(), self.facts.model_directory)
-
-    def release_kv_cache_memory(self) -> None:
-        """Drops keys and values of an engine that sleeps at level 0, until
-        `wake_up(tags=["kv_cache"])`. The weights stay awake or asleep, and new requests are queued
-        or refused, as before.
-
-        Raises:
-            RequestError: the engine is awake.
-        """
-        if not self.is_sleeping():
-            raise RequestError("release_kv_cache_memory needs an engine after sleep(level=0)")
-        asleep = SleepState(self._stats()["asleep"])
-        if SleepState.KV_CACHE in asleep:
-            return
-        self.sleep(level=1, mode="wait")  # which does not change the mode of an earlier sleep
-        if SleepState.WEIGHTS not in asleep:
-            self.wake_up(["weights"])
-
-    @property
-    def runner_type(self) -> str:
-        """As `model_config.runner_type`."""
-        return str(self.model_config.runner_type)
 
     @property
     def engine_class(self) -> type[LLMEngine]:

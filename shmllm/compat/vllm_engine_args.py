@@ -20,9 +20,11 @@ class SchedulerConfig:
 
     Attributes:
         max_num_seqs: the largest number of running requests.
+        max_num_batched_tokens: the largest number of tokens in a step.
     """
 
     max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class EngineArgs(shmllm.frontend.options.engine_args.EngineArgs):
         """The configuration of an engine with these options. It starts no engine."""
         return VllmConfig(
             self.create_model_config(),
-            SchedulerConfig(self.max_num_seqs),
+            SchedulerConfig(self.max_num_seqs, self.max_num_batched_tokens),
             CacheConfig(self.block_size, self.enable_prefix_caching),
             ParallelConfig(
                 self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size

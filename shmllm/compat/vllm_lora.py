@@ -13,6 +13,10 @@ class LoRARequest(shmllm.params.lora.LoRARequest):
 
     __slots__ = ()
 
+    def __init__(self, *arguments: Any, is_3d_lora_weight: bool = False, **given: Any) -> None:
+        """`is_3d_lora_weight` is ignored: adapters of both forms are read."""
+        super().__init__(*arguments, **given)
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         names = vars(cls).get("__annotations__", ())

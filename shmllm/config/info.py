@@ -78,6 +78,7 @@ class EngineInfo:
     kv_cache_bytes: int
     weight_bytes: int
     max_num_seqs: int
+    max_num_batched_tokens: int = field(default=0, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     num_threads: int
     wait_policy: WaitPolicyName

@@ -157,11 +157,13 @@ class SchedulerConfigView:
 
     Attributes:
         max_num_seqs: the largest number of requests in one step.
+        max_num_batched_tokens: the largest number of tokens in one step.
         max_model_len: the largest number of prompt and output tokens of one request.
         policy: which requests come first, "fcfs" or "priority".
     """
 
     max_num_seqs: int
+    max_num_batched_tokens: int
     max_model_len: int
     policy: str
 
@@ -227,7 +229,12 @@ class VllmConfigView:
                 info.gpu_memory_utilization,
                 info.kv_cache_dtype,
             ),
-            SchedulerConfigView(info.max_num_seqs, info.max_model_len, info.scheduling_policy),
+            SchedulerConfigView(
+                info.max_num_seqs,
+                info.max_num_batched_tokens,
+                info.max_model_len,
+                info.scheduling_policy,
+            ),
             ParallelConfigView(
                 info.num_processes,
                 info.num_processes * info.data_parallel_size,

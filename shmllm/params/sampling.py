@@ -19,7 +19,7 @@ from shmllm.params.ranges import RANGES, is_int, is_number
 from shmllm.params.signatures import takes_fields_of
 from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.params.token_table import TokenTable
-from shmllm.params.unknown_options import of_mapping, reject_unknown_options
+from shmllm.params.unknown_options import of_mapping, without_neutral
 
 logger = logging.getLogger(__name__)
 
@@ -222,8 +222,8 @@ class SamplingParams(_Fields):
         try:
             super().__init__(**options)
         except TypeError:
-            reject_unknown_options("SamplingParams", options, _NAMES)
-            raise
+            options = without_neutral("SamplingParams", options, _NAMES)
+            super().__init__(**options)
         self._normalise(options)
         self._check(options)
 

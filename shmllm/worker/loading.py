@@ -257,6 +257,7 @@ def make_info(
         tensor_parallel_size=num_ranks,
         pipeline_parallel_size=num_stages,
         max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         seed=config.load.seed,
         num_threads=num_threads,
         wait_policy=config.client.wait_policy,

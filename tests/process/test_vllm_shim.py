@@ -287,6 +287,19 @@ def test_the_tasks_are_vllms(llm: Any) -> None:
         llm.encode(PROMPTS, pooling_task="score")
 
 
+def test_the_renderer_has_what_programs_read(llm: Any) -> None:
+    for view in (llm.renderer, llm.input_processor, llm.llm_engine.renderer):
+        assert view.tokenizer.encode("a") == llm.get_tokenizer().encode("a")
+        assert view.get_tokenizer().name_or_path == view.tokenizer.name_or_path
+        assert view.model_config.max_model_len == llm.model_config.max_model_len
+        with pytest.raises(AttributeError, match=r"no vllm\.renderers\.render_chat"):
+            view.render_chat([])
+    config = llm.llm_engine.scheduler_config
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (256, 2048)
+    with pytest.raises(RequestError, match=r"profiler_kwargs \['with_stack'\] are not supported"):
+        llm.start_profile(profiler_kwargs={"with_stack": True})
+
+
 def test_a_priority_without_effect_is_a_warning(llm: Any, caplog: pytest.LogCaptureFixture) -> None:
     params = shmllm.SamplingParams(max_tokens=1)
     assert len(llm.generate(PROMPTS, params, priority=[0, 3], use_tqdm=False)) == 2

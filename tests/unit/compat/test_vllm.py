@@ -279,6 +279,7 @@ def test_a_lora_request_is_one_of_shmllm() -> None:
     own = importlib.import_module("vllm.lora.request").LoRARequest
     assert isinstance(own("a", 1), shmllm.LoRARequest)
     assert pickle.loads(pickle.dumps(own("a", 1))) == shmllm.LoRARequest("a", 1)
+    assert own("a", 1, is_3d_lora_weight=True, load_inplace=True).load_inplace
 
     class WithTensors(own):  # type: ignore[misc, valid-type]
         tensors: dict[str, int]

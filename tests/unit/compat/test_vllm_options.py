@@ -70,6 +70,7 @@ def test_a_configuration_is_made_without_an_engine() -> None:
     )
     config = args.create_engine_config()
     assert config.scheduler_config.max_num_seqs == 7
+    assert config.scheduler_config.max_num_batched_tokens == 2048
     assert config.cache_config.enable_prefix_caching
     assert config.parallel_config.pipeline_parallel_size == 1
     assert args.create_model_config().max_model_len == 64

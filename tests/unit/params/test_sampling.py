@@ -425,3 +425,12 @@ def test_none_means_the_default_for_from_optional():
     assert SamplingParams.from_optional() == SamplingParams()
     with pytest.raises(TypeError, match="nearest option is 'top_k'"):
         SamplingParams.from_optional(topk=7)
+
+
+def test_parameters_of_vllm_that_change_nothing_are_accepted():
+    assert SamplingParams(skip_clone=True, watermarking=False, top_k=7) == SamplingParams(top_k=7)
+    assert SamplingParams.from_optional(skip_clone=False, watermarking=None) == SamplingParams()
+    with pytest.raises(RequestError, match="watermarking can only be None or False: texts have"):
+        SamplingParams(watermarking=True)
+    with pytest.raises(TypeError, match="unknown option 'topk'"):
+        SamplingParams(skip_clone=True, topk=7)
