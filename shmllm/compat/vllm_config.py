@@ -52,6 +52,14 @@ class StructuredOutputsConfig(Settings):
     enable_in_reasoning = False
 
 
+class ReasoningConfig(Settings):
+    """What begins reasoning, and what ends it when its budget is used."""
+
+    reasoning_parser = ""
+    reasoning_start_str = ""
+    reasoning_end_str = ""
+
+
 class WeightTransferConfig(Settings):
     """How a trainer's weights reach an engine. The default is vLLM's, not shmllm's "shm"."""
 

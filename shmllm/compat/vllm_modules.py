@@ -85,7 +85,7 @@ HOMES = {
     "RayPrometheusStatLogger": "shmllm.compat.vllm_names",
     **_at("shmllm.compat.vllm_engine_args", f"EngineArgs AsyncEngineArgs {_CONFIGS} Executor"),
     **_at("shmllm.compat.vllm_config", f"{_SETTINGS} UsageContext CompilationMode"),
-    **_at("shmllm.compat.vllm_config", "KVTransferConfig WeightTransferConfig"),
+    **_at("shmllm.compat.vllm_config", "KVTransferConfig WeightTransferConfig ReasoningConfig"),
     **_at("shmllm.trainer", f"{_TRAINER} {_REQUESTS} {_NCCL} {_IPC}"),
     "WeightTransferTrainerFactory": "shmllm.trainer",
     "LoRARequest": "shmllm.compat.vllm_lora",
@@ -124,7 +124,7 @@ MODULES = {
     f"AsyncEngineArgs AsyncLLMEngine LLMEngine ModelRegistry {_OUTPUTS} "
     "__version__ __version_tuple__",
     "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode KVTransferConfig "
-    "WeightTransferConfig CompilationMode",
+    "WeightTransferConfig CompilationMode ReasoningConfig",
     "vllm.config.compilation": "CompilationConfig CompilationMode CUDAGraphMode",
     "vllm.distributed": _CLEANUP,
     "vllm.distributed.device_communicators.pynccl": "PyNcclCommunicator",
@@ -132,6 +132,7 @@ MODULES = {
     "vllm.distributed.utils": "StatelessProcessGroup",
     "vllm.config.kv_transfer": "KVTransferConfig",
     "vllm.config.pooler": "PoolerConfig",
+    "vllm.config.reasoning": "ReasoningConfig",
     "vllm.config.weight_transfer": "WeightTransferConfig",
     "vllm.distributed.weight_transfer": f"{_TRAINER} WeightTransferTrainerFactory",
     "vllm.distributed.weight_transfer.base": f"{_TRAINER} {_REQUESTS}",

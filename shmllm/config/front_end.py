@@ -155,6 +155,14 @@ class FrontEndConfig(Section):
         Free(),
         flag="",
     )
+    reasoning_config: dict[str, Any] | None = option(
+        None,
+        "What begins reasoning, and what ends it when its thinking_token_budget is used: "
+        '{"reasoning_start_str": ..., "reasoning_end_str": ...}.',
+        JsonObject(),
+        default_text="what reasoning_parser says",
+        flag="",
+    )
     tool_parser: str = option(
         "auto",
         "How they show tool calls; as for reasoning_parser.",

@@ -30,6 +30,7 @@ from shmllm.frontend.prompt_items import ItemOptions, PromptItems
 from shmllm.frontend.prompts import Prompt, TokensPrompt
 from shmllm.frontend.replies.formats import ReplyFormats, ToolChoice
 from shmllm.frontend.replies.parser import Tools
+from shmllm.frontend.replies.reasoning_config import name_and_marks
 from shmllm.frontend.replies.registry import check_names
 from shmllm.frontend.request_group import RequestGroup
 from shmllm.frontend.request_outputs import request_output
@@ -131,7 +132,7 @@ class FrontEnd:
             tracing.record_slice(Slice.LOAD_TOKENIZER)
             client.wait_ready(progress)
             tracing.record_slice(Slice.START_ENGINE)
-            replies = ReplyFormats(tokenizer, options.reasoning_parser, options.tool_parser)
+            replies = _reply_formats(tokenizer, options)
             return cls(
                 client,
                 tokenizer_directory,
@@ -168,7 +169,7 @@ class FrontEnd:
             template = _given_template(options, directory)
             tokenizer = Tokenizer.from_directory(directory, template)
             tracing.record_slice(Slice.LOAD_TOKENIZER)
-            replies = ReplyFormats(tokenizer, options.reasoning_parser, options.tool_parser)
+            replies = _reply_formats(tokenizer, options)
             return cls(
                 client,
                 directory,
@@ -361,7 +362,8 @@ def _read_defaults(options: FrontEndConfig, directory: Path) -> dict[str, Any]:
 
 def _read_parts(options: FrontEndConfig) -> dict[str, Any]:
     """The arguments of `FrontEnd` that options say by themselves, which are checked first."""
-    check_names(options.reasoning_parser, options.tool_parser)
+    name, _ = name_and_marks(options.reasoning_parser, options.reasoning_config)
+    check_names(name, options.tool_parser)
     return {
         "structured_outputs": StructuredOutputsDefaults.make(options.structured_outputs_config),
         "stream_interval": options.stream_interval,
@@ -381,3 +383,8 @@ def _given_template(options: FrontEndConfig, directory: Path) -> str | None:
     from shmllm.frontend.text.chat_template import read_given_template
 
     return read_given_template(options.chat_template, directory)
+
+
+def _reply_formats(tokenizer: Tokenizer, options: FrontEndConfig) -> ReplyFormats:
+    name, marks = name_and_marks(options.reasoning_parser, options.reasoning_config)
+    return ReplyFormats(tokenizer, name, options.tool_parser, marks)

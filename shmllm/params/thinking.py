@@ -11,9 +11,11 @@ class ThinkingBudget(NamedTuple):
     Attributes:
         limit: the number of tokens after `begin` from which on `end` is forced.
         begin: the token ids that begin reasoning; at least one.
-        end: the token ids that end it; at least one.
+        end: the token ids that are forced to end it; at least one.
+        closes: the token ids by which the model ends it, also those that are forced; at least one.
     """
 
     limit: int
     begin: tuple[int, ...]
     end: tuple[int, ...]
+    closes: tuple[int, ...]

@@ -36,9 +36,9 @@ ADD_HEADER = Struct("<qqiIIIIIII")
 # temperature, top_p, min_p, presence, frequency, repetition, top_k, max_tokens,
 # min_tokens, flags, logprobs, prompt_logprobs, repetition detection (longest, shortest,
 # count), thinking budget, stop ids, biases, allowed ids, bad words, ids of bad words, scored ids,
-# trace ids, ids that begin and end reasoning, ids of each scored prompt token, those of all, tokens
-# that are not scored
-PARAMS = Struct("<ddddddiIIIiiIIIIIIIIIIIIIIII")
+# trace ids, ids that begin, end and close reasoning, ids of each scored
+# prompt token, those of all, tokens that are not scored
+PARAMS = Struct("<ddddddiIIIiiIIIIIIIIIIIIIIIII")
 
 IGNORE_EOS = 1
 UNBOUNDED = 2
@@ -52,7 +52,7 @@ LARGEST_KEPT = 2**14
 can send parameters of many MiB, and no two requests of it need to have the same."""
 _NO_DETECTION = RepetitionDetectionParams()
 NO_TABLE = TokenTable(1, array("i"))
-_NO_THINKING = ThinkingBudget(0, (), ())
+_NO_THINKING = ThinkingBudget(0, (), (), ())
 
 
 def encode_add(request: EngineCoreRequest) -> Parts:
@@ -80,6 +80,7 @@ def encode_add(request: EngineCoreRequest) -> Parts:
             + column("i", trace)
             + column("i", thinking.begin)
             + column("i", thinking.end)
+            + column("i", thinking.closes)
             + table.ids.tobytes()
         )
     header = ADD_HEADER.pack(
@@ -143,6 +144,7 @@ def _encode_params(
         len(params.trace_decode_token_ids or ()),
         len(thinking.begin),
         len(thinking.end),
+        len(thinking.closes),
         table.width,
         len(table.ids),
         min(params.prompt_logprob_start or 0, MAX_UINT),
@@ -228,6 +230,7 @@ def _decode_params(
         num_traced,
         num_begin,
         num_end,
+        num_closes,
         table_width,
         num_table_ids,
         start,
@@ -240,9 +243,10 @@ def _decode_params(
     bad_words = _cut(lengths, sections.take("i", num_bad_word_ids))
     scored, trace = sections.take("i", num_scored), sections.take("i", num_traced)
     begin, end = sections.take("i", num_begin), sections.take("i", num_end)
+    closes = sections.take("i", num_closes)
     table = _decode_table(table_width, sections.take("i", num_table_ids), start)
     sections.end()
-    if bool(begin) != bool(end):
+    if not bool(begin) == bool(end) == bool(closes):
         raise ProtocolMismatchError("the columns of ADD's reasoning tokens are inconsistent")
     params = SamplingParams(
         presence_penalty=presence_penalty,
@@ -267,7 +271,7 @@ def _decode_params(
         skip_reading_prefix_cache=True if flags & SKIP_PREFIX_CACHE else None,
         trace_decode_token_ids=trace or None,
     )
-    thinking = ThinkingBudget(limit, tuple(begin), tuple(end)) if end else None
+    thinking = ThinkingBudget(limit, tuple(begin), tuple(end), tuple(closes)) if end else None
     return params, bad_words, thinking
 
 

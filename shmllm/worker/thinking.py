@@ -15,7 +15,7 @@ class ThinkingProgress:
     """How far one request is in its reasoning.
 
     The meaning is vLLM's: reasoning begins behind the last `begin` in the prompt and the output,
-    unless an `end` follows. Tokens that are the beginning of `end` already are not repeated.
+    unless `closes` follows. Tokens that are the beginning of `end` already are not repeated.
 
     Args:
         budget: the limit of the request.
@@ -25,6 +25,7 @@ class ThinkingProgress:
         self._limit = budget.limit
         self._begin = np.array(budget.begin, np.int64)
         self._end = np.array(budget.end, np.int64)
+        self._closes = np.array(budget.closes, np.int64)
         self._begin_at = self._end_at = -1
         self._num_scanned = 0
         self._kept = (-1, -1, 0)
@@ -44,7 +45,7 @@ class ThinkingProgress:
             token_ids: the prompt and the output so far, with those of the last call.
         """
         self._begin_at = max(self._begin_at, _last(self._begin, token_ids, self._num_scanned))
-        self._end_at = max(self._end_at, _last(self._end, token_ids, self._num_scanned))
+        self._end_at = max(self._end_at, _last(self._closes, token_ids, self._num_scanned))
         self._num_scanned = len(token_ids)
         if not self._scans_drafts:
             self._kept = self._begin_at, self._end_at, self._num_scanned

@@ -62,7 +62,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "min_tokens": 6,
         "bad_words": [[7]],
     },
-    "thinking": {"thinking": ThinkingBudget(2, (2, 8), (40, 3))},
+    "thinking": {"thinking": ThinkingBudget(2, (2, 8), (40, 3), (40, 3))},
     "everything": {
         "allowed_token_ids": [*range(0, 300, 2), 9, 5],
         "logit_bias": {10: 2.0, 30: -1.0, 9: 5.5},

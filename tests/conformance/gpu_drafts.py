@@ -68,7 +68,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "biases": {"logit_bias": {7: 30.0, 8: 29.0, 9: 28.0}, "presence_penalty": 0.8},
     "min_tokens": {"min_tokens": 7, "stop_token_ids": [8, 9], "logit_bias": {8: 25.0, 9: 30.0}},
     "thinking": {
-        "thinking": ThinkingBudget(2, (31,), (20, 21)),
+        "thinking": ThinkingBudget(2, (31,), (20, 21), (20, 21)),
         "allowed_token_ids": [31, 20, 21, 40],
         "temperature": 2.0,
         "presence_penalty": 1.0,

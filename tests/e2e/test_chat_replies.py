@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,6 +220,22 @@ def test_reasoning_ends_after_its_budget_whatever_runs_beside_it(llms: dict[str,
     params = [limited(limit, limit) for limit in (0, 3, 9)]
     together = llm.generate([prompt] * 4, [*params, free], use_tqdm=False)
     assert [output.outputs[0].token_ids for output in together[:3]] == alone
+
+
+def test_reasoning_ends_by_the_text_of_the_reasoning_config(tmp_path: Path, no_leaks: None) -> None:
+    directory = str(make_chat_model(tmp_path, "deepseek"))
+    marks = {"reasoning_end_str": "That is all.</think>"}
+    options: dict[str, Any] = {"load_format": "dummy", "multiprocess": False}
+    with LLM(directory, kv_cache_memory_bytes=2**24, reasoning_config=marks, **options) as llm:
+        tokenizer = llm.front_end.tokenizer
+        close = tokenizer.added_tokens["</think>"]
+        forced = tokenizer.encode(marks["reasoning_end_str"], add_special_tokens=False)
+        params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+        params.thinking_token_budget, params.logit_bias = 3, {close: -100.0}
+        prompt = llm.front_end.chat_prompt(ASK)
+        ids = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+        assert ids[2 : 2 + len(forced)] == forced  # the prompt has a line end behind the mark
+        assert ids.count(close) == 1
 
 
 def test_a_budget_has_the_same_effect_in_overlapped_steps_and_after_preemption(

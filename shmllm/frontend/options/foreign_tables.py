@@ -101,7 +101,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "enable_moe_shared_loras": OnlyValues((False,), "an adapter has matrices of each expert"),
     "aux_output_config": OnlyValues((None, {}), "pass enable_return_routed_experts instead"),
     "reasoning_parser_plugin": OnlyValues((None, ""), "reasoning_parser names one of shmllm's"),
-    "reasoning_config": OnlyValues((None, {}), "reasoning_parser says what begins and ends it"),
     "ec_manager_config": OnlyValues((None, {}), "an engine keeps embeddings of items in one way"),
     "otlp_traces_endpoint": OnlyValues((None,), "`shmllm trace` records requests and steps"),
 }

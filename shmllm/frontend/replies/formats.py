@@ -23,6 +23,7 @@ from shmllm.frontend.replies.parser import (
     TwoParsers,
     name_of,
 )
+from shmllm.frontend.replies.reasoning_config import ReasoningMarks
 from shmllm.frontend.replies.registry import (
     AUTO,
     ToolParserClass,
@@ -36,6 +37,8 @@ from shmllm.params.structured_outputs import StructuredOutputsParams
 from shmllm.params.thinking import ThinkingBudget
 
 logger = logging.getLogger(__name__)
+
+NO_MARKS = ReasoningMarks()
 
 ToolChoice = str | Mapping[str, Any] | None
 
@@ -98,13 +101,21 @@ class ReplyFormats:
         tokenizer: the model's tokenizer, with its chat templates.
         reasoning: the value of the option `reasoning_parser`.
         tools: the value of the option `tool_parser`.
+        marks: the option `reasoning_config`.
 
     Raises:
         EngineStartError: a name is unknown.
     """
 
-    def __init__(self, tokenizer: Tokenizer, reasoning: str = AUTO, tools: str = AUTO) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        reasoning: str = AUTO,
+        tools: str = AUTO,
+        marks: ReasoningMarks = NO_MARKS,
+    ) -> None:
         check_names(reasoning, tools)
+        self._marks = marks
         self._tokenizer = tokenizer
         self._reasoning = reasoning
         self._tools = tools
@@ -149,17 +160,26 @@ class ReplyFormats:
         """The limit of reasoning, with the tokens that begin and end it.
 
         Raises:
-            RequestError: it is not known how the model reasons.
+            RequestError: it is not known how the model reasons, or the end that the option
+                `reasoning_config` has does not end it.
         """
         parser = self._default_reasoning
-        if parser is None:
+        begin = self._marks.begin or (parser.begin if parser else "")
+        end = self._marks.end or (parser.end if parser else "")
+        closes = parser.end if parser else end
+        if closes not in end:
+            raise RequestError(
+                f"reasoning_end_str {end!r} of reasoning_config must have {closes!r}, by which the "
+                "model's reasoning ends"
+            )
+        if not begin or not end:
             raise RequestError(
                 "thinking_token_budget needs to know how the model reasons, and its chat template "
-                "does not show it: set the option reasoning_parser",
+                "does not show it: set the option reasoning_parser, or reasoning_config",
                 parameter="thinking_token_budget",
                 value=limit,
             )
-        return ThinkingBudget(limit, self._encode(parser.begin), self._encode(parser.end))
+        return ThinkingBudget(limit, *map(self._encode, (begin, end, closes)))
 
     @cached_property
     def _default_reasoning(self) -> type[ReasoningParser] | None:

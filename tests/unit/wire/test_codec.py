@@ -60,7 +60,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
 alternatives = st.none() | st.integers(-1, 2**31 - 1)
 token_sequence = st.lists(token_id, min_size=1, max_size=3).map(tuple)
-thinking = st.builds(ThinkingBudget, st.integers(0, 2**31 - 1), token_sequence, token_sequence)
+thinking = st.builds(ThinkingBudget, st.integers(0, 2**31 - 1), *[token_sequence] * 3)
 bad_words = st.lists(st.lists(token_id, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
 
 
@@ -462,11 +462,13 @@ def test_inconsistent_bad_words_are_refused(lengths):
 
 
 def test_reasoning_that_never_ends_is_refused():
-    message = EngineCoreRequest(1, [5], SamplingParams(), thinking=ThinkingBudget(3, (7,), (8,)))
+    message = EngineCoreRequest(
+        1, [5], SamplingParams(), thinking=ThinkingBudget(3, (7,), (8,), (9,))
+    )
     record = bytearray(record_of(RecordKind.ADD, message))
-    place = add.ADD_HEADER.size + add.PARAMS.size - 20
-    assert struct.unpack_from("<II", record, place) == (1, 1)
-    struct.pack_into("<II", record, place, 2, 0)
+    place = add.ADD_HEADER.size + add.PARAMS.size - 24
+    assert struct.unpack_from("<III", record, place) == (1, 1, 1)
+    struct.pack_into("<III", record, place, 2, 0, 1)
     with pytest.raises(ProtocolMismatchError, match="reasoning"):
         decode(RecordKind.ADD, record)
 

@@ -10,6 +10,7 @@ from shmllm.frontend.replies import formats
 from shmllm.frontend.replies.formats import ReplyFormats
 from shmllm.frontend.replies.gigachat import GigaChat3Parser, GigaChat31Parser
 from shmllm.frontend.replies.mistral import MistralArgsParser, MistralIdParser, MistralParser
+from shmllm.frontend.replies.reasoning_config import name_and_marks
 from shmllm.frontend.replies.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
@@ -214,9 +215,43 @@ def test_a_parameter_may_have_any_value(tokenizer):
 def test_a_budget_has_the_tokens_of_the_marks(tokenizer):
     budget = ReplyFormats(tokenizer).thinking(7)
     added = tokenizer.added_tokens
-    assert budget == (7, (added["<think>"],), (added["</think>"],))
+    assert budget == (7, (added["<think>"],), *[(added["</think>"],)] * 2)
     assert ReplyFormats(tokenizer, "mistral").thinking(0).begin == tuple(
         tokenizer.encode("[THINK]", add_special_tokens=False)
     )
     with pytest.raises(RequestError, match="set the option reasoning_parser"):
         ReplyFormats(tokenizer, "").thinking(7)
+
+
+def test_a_budget_has_the_marks_of_the_reasoning_config(tokenizer):
+    added = tokenizer.added_tokens
+    phrase = tokenizer.encode("I stop.", add_special_tokens=False)
+    name, marks = name_and_marks("auto", {"reasoning_end_str": "I stop.</think>"})
+    budget = ReplyFormats(tokenizer, name, marks=marks).thinking(7)
+    close = added["</think>"]
+    assert budget == (7, (added["<think>"],), (*phrase, close), (close,))
+    name, marks = name_and_marks(
+        "", {"reasoning_start_str": "<think>", "reasoning_end_str": "I stop."}
+    )
+    budget = ReplyFormats(tokenizer, name, marks=marks).thinking(7)
+    assert budget == (7, (added["<think>"],), tuple(phrase), tuple(phrase))
+    _, marks = name_and_marks("auto", {"reasoning_end_str": "I stop."})
+    with pytest.raises(RequestError, match="of reasoning_config must have '</think>'"):
+        ReplyFormats(tokenizer, marks=marks).thinking(7)
+    _, marks = name_and_marks("", {"reasoning_start_str": "<think>"})
+    with pytest.raises(RequestError, match="reasoning_parser, or reasoning_config"):
+        ReplyFormats(tokenizer, "", marks=marks).thinking(7)
+
+
+def test_the_reasoning_config_may_name_the_parser():
+    assert name_and_marks("auto", {"reasoning_parser": "qwen3"})[0] == "qwen3"
+    assert name_and_marks("qwen3", {"reasoning_parser": "qwen3"})[0] == "qwen3"
+    assert name_and_marks("qwen3", None)[0] == name_and_marks("qwen3", {})[0] == "qwen3"
+    for given, message in (
+        ({"reasoning_parser": "mistral"}, "is 'qwen3', and 'mistral' in reasoning_config"),
+        ({"start": "x"}, "reasoning_config has 'start'; known are reasoning_parser, reasoning_st"),
+        ({"reasoning_end_str": 3}, "reasoning_end_str of reasoning_config must be a text, got 3"),
+        (["x"], "reasoning_config must be a dict"),
+    ):
+        with pytest.raises(EngineStartError, match=message):
+            name_and_marks("qwen3", given)
