@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import shmllm.frontend.llm
 from shmllm.compat.vllm_metrics import Metric, as_metrics
@@ -12,9 +12,6 @@ from shmllm.compat.vllm_modules import describe_absent
 from shmllm.compat.vllm_names import supported_tasks
 from shmllm.errors import RequestError
 from shmllm.outputs.sleep_report import SleepState
-
-if TYPE_CHECKING:
-    from shmllm.config.views import ModelConfigView
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class RendererView:
         model_config: as `LLM.model_config`.
     """
 
-    model_config: ModelConfigView
+    model_config: Any
     _llm: shmllm.frontend.llm.LLM
 
     def get_tokenizer(self) -> Any:

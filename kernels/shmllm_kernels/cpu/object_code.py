@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import logging
 import os
 import stat
 import tempfile
 import threading
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from llvmlite import binding, ir
 
 from shmllm_kernels.cpu.language import Compiled, as_value
 from shmllm_kernels.cpu.simd import FEATURES, INT64
+
+logger = logging.getLogger("shmllm.kernels")  # an engine's log shows those below shmllm
 
 Entry = tuple[Compiled, Sequence[str | int]]
 """A function, and the constants that are its last arguments."""
@@ -183,7 +185,6 @@ def _write(path: Path, code: bytes) -> None:
 
 @functools.cache
 def _warn_once(directory: str, reason: str) -> None:
-    warnings.warn(
-        f"cannot cache compiled kernels in {directory} ({reason}): every start compiles them",
-        stacklevel=2,
+    logger.warning(
+        "cannot cache compiled kernels in %s (%s): every start compiles them", directory, reason
     )

@@ -21,7 +21,7 @@ def changed_fields(function: Callable[[Any], Any], directory: Path) -> dict[str,
     Raises:
         EngineStartError: transformers has no such configuration, or the function fails.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
 
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
@@ -33,11 +33,16 @@ def changed_fields(function: Callable[[Any], Any], directory: Path) -> dict[str,
     before = config.to_dict()
     try:
         found = function(config)
-        after = (config if found is None else found).to_dict()
     except Exception as error:
         raise EngineStartError(
             f"the function hf_overrides failed: {type(error).__name__}: {one_line(error)}"
         ) from error
+    if found is not None and not isinstance(found, PretrainedConfig):
+        raise EngineStartError(
+            f"the function hf_overrides returned {type(found).__name__}: it must return the "
+            "configuration that it gets, changed, or None; a dict of fields may take its place"
+        )
+    after = (config if found is None else found).to_dict()
     return {
         name: value for name, value in after.items() if name not in before or before[name] != value
     }

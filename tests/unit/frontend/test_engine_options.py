@@ -91,7 +91,8 @@ def test_hf_overrides_may_be_a_function_of_the_configuration():
     ("function", "message"),
     [
         (lambda config: config.nothing, "function hf_overrides failed: AttributeError: .*nothing"),
-        (lambda config: 7, "function hf_overrides failed: AttributeError: 'int'"),
+        (lambda config: 7, "hf_overrides returned int: it must return the configuration"),
+        (lambda config: {"num_hidden_layers": 1}, "hf_overrides returned dict: it must return"),
         (lambda config: config.update({"x": {1, 2}}), "hf_overrides"),
     ],
 )
