@@ -135,6 +135,14 @@ class FrontEndConfig(Section):
         Free(),
         flag="",
     )
+    media_io_kwargs: dict[str, Any] | None = option(
+        None,
+        'Which frames of encoded videos are used: {"video": {"num_frames": 32, "fps": 2}}; -1 sets '
+        "no bound.",
+        JsonObject(),
+        default_text="those that the model's video processor chooses",
+        flag="",
+    )
     enable_mm_embeds: bool = option(
         False,
         "Take embeddings in place of images, sounds and videos, too.",

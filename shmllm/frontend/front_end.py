@@ -38,6 +38,7 @@ from shmllm.frontend.request_state import RequestState
 from shmllm.frontend.text.tokenizer import Tokenizer
 from shmllm.frontend.text.tokenizer_backend import NoBackend
 from shmllm.frontend.tracing import FrontEndTracing, Inputs
+from shmllm.frontend.videos.chosen_frames import read_media_options
 from shmllm.outputs.request import RequestOutput
 from shmllm.params.lora import LoRARequest
 from shmllm.params.pooling import Pooling
@@ -372,6 +373,7 @@ def _read_parts(options: FrontEndConfig) -> dict[str, Any]:
             options.mm_processor_kwargs or {},
             options.allowed_local_media_path,
             options.enable_mm_embeds,
+            read_media_options(options.media_io_kwargs),
         ),
     }
 

@@ -27,6 +27,7 @@ from shmllm.params.items import COUNTED, MODALITIES, Item, Modality, Span
 if TYPE_CHECKING:
     from shmllm.frontend.items.prepared import PreparedItem, PreparedItems
     from shmllm.frontend.items.processor import ItemProcessor
+    from shmllm.frontend.videos.chosen_frames import ChosenFrames
 
 MOST_ITEMS = 999
 MOST_UUIDS = 2**16
@@ -41,12 +42,15 @@ class ItemOptions:
         overrides: `mm_processor_kwargs`.
         folder: `allowed_local_media_path`; empty: no file may be named.
         takes_embeds: `enable_mm_embeds`.
+        frames: which frames of encoded videos are used (`media_io_kwargs`); None: those that the
+            model's video processor chooses.
     """
 
     limits: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     folder: str = ""
     takes_embeds: bool = False
+    frames: ChosenFrames | None = None
 
 
 class PromptItems:
@@ -81,7 +85,13 @@ class PromptItems:
         directory = Path(self._info.model_directory)
         config = json.loads(read_text(directory / "config.json"))
         found = processors_of_model(directory, config)
-        return {name: each for name, each in found.items() if name in self._info.items.modalities}
+        own = {name: each for name, each in found.items() if name in self._info.items.modalities}
+        if self.options.frames is not None:
+            from shmllm.frontend.videos.processor import VideoProcessor
+
+            if isinstance(video := own.get("video"), VideoProcessor):
+                video.chosen = self.options.frames
+        return own
 
     def _check_taken(self, modality: Modality, name: str = "") -> None:
         """Raises RequestError with the name of a prompt if the model takes no such items."""

@@ -41,7 +41,7 @@ ATTACH_OPTIONS = (
     *("generation_config", "override_generation_config", "stream_interval", "default_mm_loras"),
     *("chat_template", "reasoning_parser", "reasoning_config", "tool_parser"),
     *("limit_mm_per_prompt", "mm_processor_kwargs", "allowed_local_media_path"),
-    *("enable_mm_embeds", "structured_outputs_config"),
+    *("enable_mm_embeds", "media_io_kwargs", "structured_outputs_config"),
     *("pooler_config", "profiler_config", "stat_loggers", "stat_interval", "io_processor_plugin"),
 )
 """The options of a front end that uses an engine which runs already."""

@@ -57,7 +57,6 @@ ONLY_VALUES: dict[str, OnlyValues] = {
     "mamba_ssm_cache_dtype": OnlyValues(("auto", "float32"), _STATES),
     "model_loader_extra_config": OnlyValues((None, {}), "weights are loaded in one way"),
     "additional_config": OnlyValues((None, {}), "no device has options of its own"),
-    "media_io_kwargs": OnlyValues((None, {}), "pass mm_processor_kwargs instead"),
     "quantization_config": OnlyValues((None,), "config.json describes quantized weights"),
     "kv_events_config": OnlyValues((None,), "no events are published"),
     "ec_transfer_config": OnlyValues((None,), "an engine encodes its own images"),

@@ -21,6 +21,7 @@ from shmllm.frontend.images.picture import Picture, pixels_of
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.items.processor import NO_OVERRIDES, ItemProcessor
 from shmllm.frontend.placeholders.family import VideoPlaceholder
+from shmllm.frontend.videos.chosen_frames import ChosenFrames
 from shmllm.frontend.videos.opening import EncodedVideo, Frames, decode, open_video
 from shmllm.frontend.videos.rules.family import VideoRules
 from shmllm.frontend.videos.rules.registry import FAMILIES, rules_of_model
@@ -35,6 +36,9 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         settings: those of the model's video processor.
         placeholder: what stands for a video in a prompt.
 
+    Attributes:
+        chosen: which frames of encoded videos are used; None: those of the model's rules.
+
     Raises:
         EngineStartError: the settings are not supported, or do not suit the model.
     """
@@ -45,6 +49,7 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         self._rules = rules_of_model(settings)
         placeholder.check_rules(self._rules)
         self._count = placeholder.count
+        self.chosen: ChosenFrames | None = None
 
     @classmethod
     def of_model(cls, directory: Path, placeholder: VideoPlaceholder) -> Self:
@@ -77,7 +82,7 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
 
         rules, settings = self._rules_for(overrides, name), self._settings
         table = (settings.do_rescale, settings.rescale_factor, settings.do_normalize)
-        kind = (rules, table, settings.mean, settings.std, PIL.__version__)
+        kind = (rules, self.chosen, table, settings.mean, settings.std, PIL.__version__)
         digest = hashlib.sha256(hashlib.sha256(repr(kind).encode()).digest())
         if isinstance(opened, EncodedVideo):
             import av
@@ -100,7 +105,8 @@ class VideoProcessor(ItemProcessor[Frames | EncodedVideo]):
         rules = self._rules_for(overrides, name)
         shrink = partial(_shrunk, name, rules)
         if isinstance(opened, EncodedVideo):
-            frames = decode(name, opened, rules.choose, shrink)
+            chosen = rules if self.chosen is None else self.chosen
+            frames = decode(name, opened, chosen.choose, shrink)
             shrunk = [*frames.pictures]
         else:
             frames = _chosen(opened, rules)
