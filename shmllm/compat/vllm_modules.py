@@ -56,6 +56,7 @@ _METRICS = "Counter Gauge Histogram Metric Vector"
 _CLEANUP = "destroy_model_parallel destroy_distributed_environment cleanup_dist_env_and_memory"
 _ENCODED = "encode_image_base64 encode_image_url encode_audio_base64 encode_audio_url"
 _FETCHED = "fetch_image fetch_audio"
+_SIZES = "KB_bytes KiB_bytes MB_bytes MiB_bytes GB_bytes GiB_bytes"
 _RANK = "LLM.collective_rpc(function), whose worker has a `rank`"
 
 _PROCESSORS = (
@@ -80,6 +81,9 @@ HOMES = {
     **_at("shmllm.compat.vllm_names", "get_tokenizer resolve_chat_template random_uuid"),
     **_at("shmllm.compat.vllm_names", "get_open_port print_embeddings hf_api"),
     **_at("shmllm.compat.vllm_types", f"FinishReason MultiModalDataDict {_LOGPROBS}"),
+    **_at("shmllm.compat.vllm_types", f"SamplingType {_SIZES}"),
+    "RequestStateStats": "shmllm.outputs.request:RequestMetrics",
+    "GenerationTask": "builtins:str",
     "MultiModalUUIDDict": "shmllm.compat.vllm_types:MultiModalDataDict",
     "TokenizerLike": "transformers:PreTrainedTokenizerBase",
     "RayPrometheusStatLogger": "shmllm.compat.vllm_names",
@@ -125,6 +129,15 @@ MODULES = {
     "__version__ __version_tuple__",
     "vllm.config": f"PoolerConfig {_SETTINGS} {_CONFIGS} CUDAGraphMode KVTransferConfig "
     "WeightTransferConfig CompilationMode ReasoningConfig",
+    "vllm.config.attention": "AttentionConfig",
+    "vllm.config.cache": "CacheConfig",
+    "vllm.config.kernel": "KernelConfig",
+    "vllm.config.model": "ModelConfig",
+    "vllm.config.parallel": "ParallelConfig",
+    "vllm.config.profiler": "ProfilerConfig",
+    "vllm.config.scheduler": "SchedulerConfig",
+    "vllm.config.structured_outputs": "StructuredOutputsConfig",
+    "vllm.config.vllm": "VllmConfig",
     "vllm.config.compilation": "CompilationConfig CompilationMode CUDAGraphMode",
     "vllm.distributed": _CLEANUP,
     "vllm.distributed.device_communicators.pynccl": "PyNcclCommunicator",
@@ -171,12 +184,14 @@ MODULES = {
     "vllm.pooling_params": f"PoolingParams {_LATE_PARAMS}",
     "vllm.renderers.hf": "resolve_chat_template",
     "vllm.sampling_params": "SamplingParams StructuredOutputsParams RequestOutputKind "
-    "BeamSearchParams RepetitionDetectionParams",
-    "vllm.tasks": "PoolingTask SupportedTask POOLING_TASKS check_removed_pooling_task",
+    "BeamSearchParams RepetitionDetectionParams SamplingType",
+    "vllm.tasks": "GenerationTask PoolingTask SupportedTask POOLING_TASKS "
+    "check_removed_pooling_task",
     "vllm.tokenizers": "get_tokenizer TokenizerLike",
     "vllm.transformers_utils.repo_utils": "hf_api",
     "vllm.usage.usage_lib": "UsageContext",
     "vllm.utils": "random_uuid",
+    "vllm.utils.mem_constants": _SIZES,
     "vllm.utils.argparse_utils": "FlexibleArgumentParser",
     "vllm.utils.network_utils": "get_ip get_open_port",
     "vllm.utils.print_utils": "print_embeddings",
@@ -187,7 +202,7 @@ MODULES = {
     "vllm.v1.executor": "Executor",
     "vllm.v1.executor.abstract": "Executor",
     "vllm.v1.metrics.loggers": "StatLoggerBase",
-    "vllm.v1.metrics.stats": "SchedulerStats IterationStats",
+    "vllm.v1.metrics.stats": "SchedulerStats IterationStats RequestStateStats",
     "vllm.model_executor.models.deepseek_ocr": "NGramPerReqLogitsProcessor",
     "vllm.v1.sample.logits_processor": _PROCESSORS,
     "vllm.v1.sample.logits_processor.builtin": "process_dict_updates",
@@ -217,6 +232,11 @@ ABSENT = {
     "vllm.entrypoints.chat_utils": "a message is a dict with `role` and `content`",
     "vllm.entrypoints.openai": _NO_SERVER,
     "vllm.entrypoints.pooling": "LLM.encode, embed, classify and score",
+    "vllm.config.SpeculativeConfig": "the option `speculative_config` takes a dict",
+    "vllm.config.LoRAConfig": "the options `enable_lora`, `max_loras` and so on",
+    "vllm.inputs.data": "vllm.inputs, as in vLLM 0.32 and later",
+    "vllm.beam_search": "vllm.sampling_params.BeamSearchParams",
+    "vllm.transformers_utils.tokenizer": "vllm.tokenizers.get_tokenizer",
     "vllm.envs": "the options of LLM; no environment variables of vLLM are read",
     "vllm.forward_context": "LLM.collective_rpc and LLM.apply_model run code in the engine",
     "vllm.initialize_ray_cluster": _OWN_PROCESSES,

@@ -16,6 +16,18 @@ SampleLogprobs = Sequence[dict[int, Logprob]]
 """`CompletionOutput.logprobs`."""
 
 
+KB_bytes, MB_bytes, GB_bytes = 10**3, 10**6, 10**9
+KiB_bytes, MiB_bytes, GiB_bytes = 2**10, 2**20, 2**30
+
+
+class SamplingType(IntEnum):
+    """How a request samples."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
 class FinishReason(IntEnum):
     """Why a request ended. As text it is the `finish_reason` of an output."""
 

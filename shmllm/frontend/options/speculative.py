@@ -158,6 +158,11 @@ def _find_drafter(name: str, hub: Hub) -> Path:
 def _known_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of ours that have a value. Raises EngineStartError as `read_speculative_config`."""
     given = {name: value for name, value in config.items() if value is not None}
+    if given.get("method") == "extract_hidden_states":
+        raise EngineStartError(
+            f"{OPTION}: method 'extract_hidden_states' is not supported: nothing writes the states "
+            'of inner layers; encode(..., pooling_task="token_embed") has those behind the last one'
+        )
     for name in [name for name in given if name in NO_EFFECT or name in ONLY_VALUES]:
         value = given.pop(name)
         if name in NO_EFFECT:

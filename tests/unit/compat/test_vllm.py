@@ -117,6 +117,9 @@ def test_the_version_is_found_in_the_metadata() -> None:
         ("from vllm.distributed import get_tensor_model_parallel_rank", "worker has a `rank`"),
         ("from vllm.model_executor.layers.linear import QKVParallelLinear", "LLM.apply_model"),
         ("from vllm.model_executor.models.mixtral import MixtralForCausalLM", "nothing here"),
+        ("from vllm.config import SpeculativeConfig", "`speculative_config` takes a dict"),
+        ("from vllm.inputs.data import TokensPrompt", "nearest thing is: vllm.inputs"),
+        ("from vllm.transformers_utils.tokenizer import get_tokenizer", "is: vllm.tokenizers.get_"),
         ("import vllm; vllm.Nonsense", "nothing here corresponds to it"),
         ("import vllm.platforms as p; p.current_platform.fp8_dtype()", "current_platform.fp8"),
     ],
@@ -142,6 +145,16 @@ def test_no_existing_name_is_listed_as_absent() -> None:
     assert not set(ABSENT) & {module for module, names in MODULES.items() if names}
     assert not set(ABSENT) & {f"{m}.{n}" for m, names in MODULES.items() for n in names.split()}
     assert "vllm.lora.request.LoRARequest" in describe_absent("vllm.LoRARequest")
+
+
+@pytest.mark.usefixtures("installed")
+def test_small_names_have_the_values_of_vllm() -> None:
+    sizes = importlib.import_module("vllm.utils.mem_constants")
+    assert (sizes.GiB_bytes, sizes.GB_bytes, sizes.KiB_bytes) == (2**30, 10**9, 1024)
+    kinds = importlib.import_module("vllm.sampling_params").SamplingType
+    assert [kinds.GREEDY, kinds.RANDOM, kinds.RANDOM_SEED] == [0, 1, 2]
+    found = importlib.import_module("vllm.v1.metrics.stats").RequestStateStats
+    assert found is importlib.import_module("shmllm.outputs.request").RequestMetrics
 
 
 @pytest.mark.usefixtures("installed")

@@ -50,6 +50,10 @@ def test_a_model_drafts_from_its_directory() -> None:
     [
         ("ngram", "must be a mapping such as"),
         ({"method": "eagle"}, "method 'eagle' needs a model"),
+        (
+            {"method": "extract_hidden_states", "draft_model_config": {}},
+            "has those behind the last one",
+        ),
         ({"method": "hydra"}, "method 'hydra' is not one of None, ngram, suffix, draft_model, mtp"),
         ({"num_speculative_tokens": 3}, "needs a method, or a model that drafts"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be"),
