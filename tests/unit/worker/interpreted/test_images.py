@@ -24,7 +24,7 @@ from support.image_llms import prepared_of
 from support.image_text_models import TEXTS, make_image_text_model, prompt_of, some_images
 from support.pooling_models import assert_vectors_close
 from support.variants import slow
-from support.vision_models import make_vision_model, reference_tokens
+from support.vision_models import make_vision_model, reference_embeddings, reference_tokens
 
 from shmllm import LLM, PoolingParams, SamplingParams
 
@@ -119,3 +119,28 @@ def test_vectors_of_texts_and_images_equal_transformers(
         found = llm.embed(prompts, pooling_params=raw, use_tqdm=False)
         wanted = [model.vector(each) for each in given]
         assert_vectors_close([each.outputs.array for each in found], wanted, 2e-5)
+
+
+@pytest.mark.usefixtures("on_fake_gpu")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["internvl", "qwen3_vl"])
+def test_embeddings_take_the_place_of_images(name: str, tmp_path: Path) -> None:
+    """Qwen3-VL's have further levels behind them."""
+    model = make_vision_model(name, tmp_path)
+    image = Image.fromarray(np.indices((40, 50)).sum(0).astype(np.uint8)).convert("RGB")
+    options: dict[str, Any] = {
+        "dtype": "float32", "multiprocess": False, "max_model_len": 128, "max_num_seqs": 2,
+        "kv_cache_memory_bytes": 2**22, "enforce_eager": True, "enable_mm_embeds": True,
+    }  # fmt: skip
+    with LLM(str(tmp_path), **options) as llm:
+        (prepared,) = prepared_of(llm, [image])
+        rows = reference_embeddings(model, prepared.data, prepared.grid)
+        data: Any = [rows]
+        if name == "qwen3_vl":
+            data = {"image_embeds": rows, "image_grid_thw": [prepared.grid]}
+        mark = llm.front_end.items.mark("image")
+        prompt = {"prompt": f"see {mark} now", "multi_modal_data": {"image": data}}
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        wanted = reference_tokens(model, output.prompt_token_ids, [prepared], 6)
+        assert output.outputs[0].token_ids == wanted
