@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import shmllm.frontend.async_llm
 from shmllm.compat.vllm_engine_args import VllmConfig, config_options, engine_options
-from shmllm.compat.vllm_engine_calls import RendererView
+from shmllm.compat.vllm_engine_calls import RendererView, release_kv_cache_memory
 from shmllm.compat.vllm_names import (
     is_of_engine,
     known,
@@ -252,6 +252,10 @@ class AsyncLLM(shmllm.frontend.async_llm.AsyncLLM):
     def input_processor(self) -> RendererView:
         """As `renderer`."""
         return self.renderer
+
+    async def release_kv_cache_memory(self) -> None:
+        """As `LLM.release_kv_cache_memory`."""
+        await self._call(lambda: release_kv_cache_memory(self._llm))
 
     async def is_tracing_enabled(self) -> bool:
         """False: no spans are sent; `shmllm trace` records requests and steps."""

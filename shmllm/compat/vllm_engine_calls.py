@@ -98,11 +98,16 @@ class EngineCalls(shmllm.frontend.llm.LLM):
         Raises:
             RequestError: the engine is awake.
         """
-        if not self.is_sleeping():
-            raise RequestError("release_kv_cache_memory needs an engine after sleep(level=0)")
-        asleep = SleepState(self._stats()["asleep"])
-        if SleepState.KV_CACHE in asleep:
-            return
-        self.sleep(level=1, mode="wait")  # which does not change the mode of an earlier sleep
-        if SleepState.WEIGHTS not in asleep:
-            self.wake_up(["weights"])
+        release_kv_cache_memory(self)
+
+
+def release_kv_cache_memory(llm: shmllm.frontend.llm.LLM) -> None:
+    """See `EngineCalls.release_kv_cache_memory`."""
+    if not llm.is_sleeping():
+        raise RequestError("release_kv_cache_memory needs an engine after sleep(level=0)")
+    asleep = SleepState(llm._stats()["asleep"])
+    if SleepState.KV_CACHE in asleep:
+        return
+    llm.sleep(level=1, mode="wait")  # which does not change the mode of an earlier sleep
+    if SleepState.WEIGHTS not in asleep:
+        llm.wake_up(["weights"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -220,6 +221,29 @@ def test_a_release_leaves_the_mode_and_the_weights_as_they_are(llm: Any) -> None
         llm.release_kv_cache_memory()
         assert asleep(llm) == SleepState.SCHEDULING | SleepState.KV_CACHE | SleepState.WEIGHTS
         assert llm.wake_up()
+
+
+def test_an_async_engine_releases_keys_and_values() -> None:
+    async def main() -> None:
+        shim.install()
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        options = {"num_threads": 1, "kv_cache_memory_bytes": 2**24, "multiprocess": False}
+        engine = AsyncLLM("tiny", **options)
+        try:
+            assert not await engine.is_tracing_enabled()
+            assert engine.renderer.model_config.max_model_len == engine.model_config.max_model_len
+            with pytest.raises(RequestError, match="release_kv_cache_memory needs an engine"):
+                await engine.release_kv_cache_memory()
+            await engine.sleep(level=0)
+            await engine.release_kv_cache_memory()
+            await engine.release_kv_cache_memory()
+            assert asleep(engine._llm) == SleepState.SCHEDULING | SleepState.KV_CACHE
+            assert await engine.wake_up()
+        finally:
+            engine.shutdown()
+
+    asyncio.run(main())
 
 
 def asleep(llm: Any) -> SleepState:
