@@ -31,11 +31,12 @@ class Qwen2_5OmniAudioTower(WhisperTower):
 
     @property
     def most_activations(self) -> int:
-        """See `WhisperTower.most_activations`: those of the chunks that are computed at a time, and
-        two tensors of the stream."""
+        """See `WhisperTower.most_activations`: a tensor of the stream, and those of the chunks that
+        are computed at a time or, behind all chunks, another one of the stream."""
         at_once = 2 * self.window * self.chunks_at_once
         of_chunks = at_once * super(Qwen2_5OmniAudioTower, self).most_activations
-        return self.hidden_size + of_chunks // self.most_frames
+        of_stream = self.hidden_size // 2
+        return of_stream + max(of_chunks // self.most_frames, of_stream)
 
     def num_inputs(self, frames: int) -> int:
         return frames
