@@ -115,6 +115,8 @@ def _run(debug: bool) -> int:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.EBADF:
         return "standard output is closed"
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return "the current directory does not exist any more"
     if isinstance(error, OSError) and error.strerror:
         return ": ".join(filter(None, (error.filename and str(error.filename), error.strerror)))
     text = str(error.args[0]) if error.args and isinstance(error, ShmLLMError) else str(error)

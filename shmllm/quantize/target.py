@@ -8,6 +8,7 @@ still lives.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -16,6 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shmllm.errors import QuantizeError
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+"""Of Linux's `renameat2`."""
 
 
 class Target:
@@ -107,7 +112,10 @@ class Target:
         made = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._take(made)
-        except QuantizeError:
+            # Another process may have taken, and removed, what was made here and not yet locked.
+            if not os.path.samestat(os.fstat(made), os.lstat(path)):
+                raise self._is_written()
+        except BaseException:
             os.close(made)
             raise
         return made
@@ -116,13 +124,18 @@ class Target:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise QuantizeError(f"another process is writing {self.path}") from None
+            raise self._is_written() from None
+
+    def _is_written(self) -> QuantizeError:
+        return QuantizeError(f"another process is writing {self.path}")
 
     def _rename(self) -> None:
         if not (self._is_directory and self.path.is_dir()):
             os.replace(self._unfinished, self.path)
             return
-        # A directory with files cannot be replaced at once.
+        # A directory with files cannot be replaced at once, but change names with another.
+        if _exchange(self._unfinished, self.path):
+            return
         old = self._unfinished.with_suffix(".replaced")
         _remove(old)
         os.rename(self.path, old)
@@ -146,6 +159,13 @@ def _sync(path: Path) -> None:
     for each in [path] if path.is_file() else path.iterdir():
         with open(each, "rb") as file:
             os.fsync(file.fileno())
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchanges the names of two files at once; returns False where that is not possible."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    names = (_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second))
+    return call is not None and call(*names, _RENAME_EXCHANGE) == 0
 
 
 def _remove(path: Path) -> None:

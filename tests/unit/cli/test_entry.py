@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from support.programs import run_source
@@ -41,3 +42,11 @@ def test_the_command_answers() -> None:
     done = run_source(f"import sys; sys.argv[1:] = ['--version']; {COMMAND}")
     assert done.returncode == 0
     assert done.stdout.startswith(b"shmllm, version ")
+
+
+def test_a_current_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    gone = "import os, sys; os.chdir(sys.argv[1]); os.rmdir(sys.argv[1]); "
+    arguments = "sys.argv[1:] = ['quantize', 'tiny', 'out', '--format', 'gguf-q8_0']; "
+    done = run_source(gone + arguments + COMMAND, str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr == b"shmllm: the current directory does not exist any more\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -52,6 +53,21 @@ def test_what_exists_stays_unless_it_may_be_replaced(make: type[Target], tmp_pat
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_directory_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that is killed leaves the old one or the new one."""
+    write(directory_target(tmp_path / "a"), "old")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shmllm.quantize.target._remove", lambda _: None)
+    monkeypatch.setattr(os, "rename", killed)
+    with contextlib.suppress(KeyboardInterrupt):
+        write(directory_target(tmp_path / "a", True), "new")
+    assert (tmp_path / "a" / "config.json").read_text() == "new"
+    assert (tmp_path / ".a.unfinished" / "config.json").read_text() == "old"
+
+
 def test_only_a_directory_with_a_model_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "thesis.txt").touch()
@@ -80,6 +96,22 @@ def test_what_a_killed_process_left_is_removed(make: type[Target], tmp_path: Pat
     left.mkdir() if make is directory_target else left.write_text("half")
     write(make(tmp_path / "a"))
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_another_process_may_take_what_is_not_locked_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    unfinished, lock = tmp_path / ".a.unfinished", fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        unfinished.unlink()
+        unfinished.write_text("of the other")
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(QuantizeError, match="another process is writing"):
+        write(file_target(tmp_path / "a"))
+    assert unfinished.read_text() == "of the other"
 
 
 def test_two_processes_do_not_write_the_same(tmp_path: Path) -> None:
