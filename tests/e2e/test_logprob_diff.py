@@ -39,7 +39,7 @@ def tool() -> ModuleType:
 KINDS = [
     kind
     for kind, (family, _) in VARIANTS.items()
-    if kind not in ("mistral4", *WITH_INDEXER) and f"{family}Config" not in OTHERS
+    if kind not in ("mistral4", "step3p5", *WITH_INDEXER) and f"{family}Config" not in OTHERS
 ]
 """All that transformers' Auto class, with which trainers load their models, knows, but for those
 whose indexers choose another token where two scores differ by a rounding error."""

@@ -92,11 +92,12 @@ def _attention_shapes(config: Mapping[str, Any], family: GgufFamily) -> Shapes:
     dense_width = config.get("intermediate_size_mlp", inner)
     up_width = dense_width * (2 if family.has_fused_gate else 1)
     q_width = config["num_attention_heads"] * head_dim
-    kv_width = config["num_key_value_heads"] * head_dim
+    num_kv_heads, value_dim = config["num_key_value_heads"], config.get("v_head_dim") or head_dim
+    kv_width = num_kv_heads * head_dim
     q_rows = 2 * q_width if family.has_delta_nets else q_width
     expected = {
         "position_embd": (config["max_position_embeddings"], hidden_size),
-        "attn_qkv": (q_rows + 2 * kv_width, hidden_size),
+        "attn_qkv": (q_rows + kv_width + num_kv_heads * value_dim, hidden_size),
         "attn_q": (q_rows, hidden_size),
         "attn_k": (kv_width, hidden_size),
         "ffn_up": (up_width, hidden_size),

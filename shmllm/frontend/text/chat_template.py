@@ -57,7 +57,10 @@ def _configured_templates(path: Path) -> dict[str, str]:
     if isinstance(entry, str):
         return {"default": entry}
     try:
-        return {str(item["name"]): str(item["template"]) for item in entry}
+        named = {str(item["name"]): item["template"] for item in entry}
+        if not all(isinstance(template, str) for template in named.values()):
+            raise TypeError("a template is no string")
+        return named
     except (TypeError, KeyError) as error:
         raise RequestError(
             f"cannot read {path}: chat_template must be a string or a list of objects with name "

@@ -437,7 +437,7 @@ def test_templates_are_read_from_their_files(tmp_path):
     assert load_templates(tmp_path) == {"default": "file", "rag": "r"}
 
 
-@pytest.mark.parametrize("entry", [3, [3], [{"name": "x"}]])
+@pytest.mark.parametrize("entry", [3, [3], [{"name": "x"}], [{"name": "x", "template": 5}]])
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json"])
 def test_malformed_entry(tmp_path, entry, name):
     (tmp_path / name).write_text(json.dumps({"chat_template": entry}))
