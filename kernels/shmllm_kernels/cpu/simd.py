@@ -213,14 +213,12 @@ class Emitter:
         A sum takes the place of its lower half if it is of `a`, and of its upper half if it is of
         `b`: one half of each stays where it is, so that a single shuffle moves the others.
         """
-        kept, moved = list(range(self.lanes)), list(range(self.lanes))
-        for start in a[1]:
-            moved[start : start + width] = range(start + width, start + 2 * width)
         second, starts = (ir.Constant(a[0].type, ir.Undefined), []) if b is None else b
-        for start in starts:
-            upper = range(start + width, start + 2 * width)
-            kept[upper.start : upper.stop] = [self.lanes + lane for lane in upper]
-            moved[upper.start : upper.stop] = [self.lanes + lane - width for lane in upper]
+        of_b = [bool(starts and lane & width) for lane in range(self.lanes)]
+        kept = [lane + self.lanes * other for lane, other in enumerate(of_b)]
+        # Lanes that nobody reads are exchanged, too: LLVM 22.1 takes lanes 0 and 1 for the first of
+        # <2, 3, 2, 3, 4, 5, ...>.
+        moved = [lane ^ width for lane in kept]
         halves = [
             self.builder.shuffle_vector(a[0], second, ir.Constant(self.integers, lanes))
             for lanes in (kept, moved)

@@ -14,7 +14,7 @@ def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "REGISTERED", {})
 
 
-@pytest.mark.parametrize("name", ["shmllm.models.families.llama", "shmllm.models:llama"])
+@pytest.mark.parametrize("name", ["shmllm.models.families.llama", "shmllm.models.families:llama"])
 def test_a_family_is_a_module_or_an_object(name: str) -> None:
     import shmllm.models.families.llama  # noqa: F401
 

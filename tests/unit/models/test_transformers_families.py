@@ -55,6 +55,7 @@ IN_FILES = {
     *("InternLM2ForCausalLM", "OrionForCausalLM", "BaichuanForCausalLM", "BaiChuanForCausalLM"),
     *("DomynEdgeForCausalLM", "PanguEmbeddedForCausalLM", "TeleFLMForCausalLM"),
     *("Param2MoEForCausalLM", "NemotronHPuzzleForCausalLM"),
+    "ChatGLMForCausalLM",
     *("TeleChat2ForCausalLM", "InternLMForCausalLM", "AquilaForCausalLM", "RWForCausalLM"),
     *("StableLMEpochForCausalLM", "ExaoneMoEForCausalLM", "BailingMoeForCausalLM"),
     *("TeleChat3ForCausalLM", "XverseForCausalLM", "Phi4MMForCausalLM"),
