@@ -108,6 +108,7 @@ FACTS = {
     "latent_heads._absorb_queries": KEPT,
     "latent_heads._project_values": KEPT,
     "latent_write._write_latents": ROWS,
+    "left_out._leave_out": ROWS,
     "logits_processors._add": ROWS,
     "logits_processors._count": ROWS,
     "lora._expand": TILES,

@@ -73,6 +73,7 @@ from shmllm_kernels.gpu.indexer import choose_tokens, store_index_keys
 from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
 from shmllm_kernels.gpu.latent_write import write_latents
+from shmllm_kernels.gpu.left_out import leave_out
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
 from shmllm_kernels.gpu.packings import PackedRows, Rows
@@ -389,6 +390,15 @@ def identities() -> None:
         take_identities(x, x.clone(), empty(4, 12, dtype=torch.int32), weights, 512)
 
 
+def left_out() -> None:
+    """Launch what leaves tokens out of both mixtures of ERNIE 4.5 VL, and a sum without them."""
+    words = empty(4, dtype=torch.int64)
+    for are_listed in (False, True):
+        leave_out(integers(4, 6), empty(4, 6, dtype=torch.float32), words, words, words, are_listed)
+    x = empty(4, 2560)
+    combine(WeightedSum(x, empty(4, 6, dtype=torch.float32), skips=True), empty(24, 2560))
+
+
 def routers(facts: dict[str, Any], capability: int) -> None:
     """Launch the routers of DeepSeek-V3, DeepSeek-V2, ERNIE 4.5 21B-A3B, Phi-3.5-MoE and
     Kolibri 1."""
@@ -562,6 +572,7 @@ def mixtures(facts: dict[str, Any], key: str, capability: int, parts: list[str])
         shared_experts(facts, key, capability)
         routers(facts, capability)
         identities()
+        left_out()
 
 
 def unwritten(kind: str, *shape: int, dtype: torch.dtype) -> PackedRows:

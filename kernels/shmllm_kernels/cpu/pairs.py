@@ -65,7 +65,8 @@ def _sort(operands, piece, thread, num_threads, order):
         put_word(firsts, expert, 0)
     for pair in range(num_tokens * top_k):
         expert = word(ids, pair)
-        put_word(firsts, expert, word(firsts, expert) + 1)
+        if expert >= 0:
+            put_word(firsts, expert, word(firsts, expert) + 1)
     first = np.int64(0)
     for expert in range(num_experts):
         end = first + word(firsts, expert)
@@ -82,22 +83,24 @@ def _sort(operands, piece, thread, num_threads, order):
         token = index if order == IN_ORDER else word(word(operands, 9), index)
         for choice in range(top_k):
             pair = token * top_k + choice
-            expert = word(ids, pair)
-            place = word(firsts, expert)
-            put_word(firsts, expert, place + 1)
-            put_word(tokens, place, token)
+            expert, place = word(ids, pair), np.int64(-1)
+            if expert >= 0:
+                place = word(firsts, expert)
+                put_word(firsts, expert, place + 1)
+                put_word(tokens, place, token)
             put_word(places, pair, place)
     put_word(word(operands, 8), 0, num_blocks)
-    put_word(word(operands, 8), 1, num_tokens * top_k)
+    put_word(word(operands, 8), 1, first)
 
 
 SORT = Kernel(_one_piece, _sort, IN_ORDER)
 """Sorts the pairs by expert, those of one expert by token (counting sort).
 
-Operands: address of the number of tokens; ids [tokens, top_k] int64; the number of experts; top_k;
-scratch [experts] int64; tokens [tokens * top_k] int64, the token of each sorted pair; places
-[tokens, top_k] int64, the index of each pair among the sorted ones; blocks [max_blocks,
-BLOCK_WORDS] int64; the address of two int64, the numbers of blocks and of pairs.
+Operands: address of the number of tokens; ids [tokens, top_k] int64, of which -1 is left out; the
+number of experts; top_k; scratch [experts] int64; tokens [tokens * top_k] int64, the token of each
+sorted pair; places [tokens, top_k] int64, the index of each pair among the sorted ones, or -1;
+blocks [max_blocks, BLOCK_WORDS] int64; the address of two int64, the numbers of blocks and of
+sorted pairs.
 """
 
 SORT_LISTED = Kernel(_one_piece, _sort, LISTED)
@@ -119,7 +122,9 @@ def _combine(operands, piece, thread, num_threads):
         for i in range(width):
             values[i] = np.float32(0.0)
         for pair in range(token * top_k, (token + 1) * top_k):
-            add_times(rows + word(places, pair) * width * 4, floats(weights)[pair], target, width)
+            place = word(places, pair)
+            if place >= 0:
+                add_times(rows + place * width * 4, floats(weights)[pair], target, width)
         if shared != 0:
             gate = floats(gates + token * gate_stride)
             factor = sigmoid(gate[0]) if gates != 0 else np.float32(1.0)
@@ -128,7 +133,7 @@ def _combine(operands, piece, thread, num_threads):
 
 COMBINE = Kernel(pieces_of_tokens, _combine)
 """``out[token] = sum(weights[token, i] * rows[places[token, i]]) + sigmoid(gate) * shared[token]``,
-added in this order.
+added in this order, without pairs whose place is -1.
 
 Operands: address of the number of tokens; top_k; places [tokens, top_k] int64; weights [tokens,
 top_k] float32; rows [tokens * top_k, width]; out [tokens, width]; width; shared [tokens, width] or

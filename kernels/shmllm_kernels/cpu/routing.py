@@ -332,3 +332,29 @@ Operands: address of the number of tokens; top_k; the number of experts; ids [to
 in ascending order; weights [tokens, top_k] float32; x [tokens, width] float32 and the distance of
 its rows, in bytes; out, likewise; width.
 """
+
+
+@compiled
+def _leave_out(operands, piece, thread, num_threads):
+    top_k, ids, tokens = word(operands, 1), word(operands, 2), word(operands, 3)
+    listed, count, are_listed = word(operands, 4), word(operands, 5), word(operands, 6)
+    begin, end = tokens_of_piece(operands, piece, num_threads)
+    for token in range(begin, end):
+        own = word(tokens, token)
+        is_listed = np.int64(1) if own < 0 else np.int64(0)
+        for index in range(count):
+            if word(listed, index) == own:
+                is_listed = np.int64(1)
+        if is_listed != are_listed:
+            for pair in range(token * top_k, (token + 1) * top_k):
+                put_word(ids, pair, -1)
+
+
+LEAVE_OUT = Kernel(pieces_of_tokens, _leave_out)
+"""``ids[token] = -1`` of tokens of one of two kinds: those whose id is listed or negative, and the
+others.
+
+Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64, experts; the id of each
+token, [tokens] int64; the listed ids, int64; their number; 1 if the listed ones stay, 0 if the
+others do.
+"""

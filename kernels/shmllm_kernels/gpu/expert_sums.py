@@ -33,6 +33,7 @@ class WeightedSum:
         gates: [tokens], any stride; None: the factor of the shared expert is 1.
         adds: whether ``scale`` times the sum, which is rounded before, is added to ``out``.
         scale: the factor of the sum then.
+        skips: whether some pairs are left out, whose weights are 0 and whose rows are not read.
     """
 
     out: Tensor
@@ -41,6 +42,7 @@ class WeightedSum:
     gates: Tensor | None = None
     adds: bool = False
     scale: float = 1.0
+    skips: bool = False
 
     def check(self, top_k: int, dim: int) -> None:
         tokens = len(self.out)
@@ -103,6 +105,7 @@ def _combine(
     ADDS: tl.constexpr,
     TOP_K: tl.constexpr,
     PARTS: tl.constexpr,
+    SKIPS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -119,8 +122,12 @@ def _combine(
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in tl.static_range(TOP_K):
         pair = token * TOP_K + choice
-        row = tl.load(rows_ptr + pair * dim + columns, mask=inside, other=0.0)
-        total += tl.load(weights_ptr + pair) * row.to(tl.float32)
+        weight = tl.load(weights_ptr + pair)
+        is_read = inside
+        if SKIPS:
+            is_read = columns < tl.where(weight == 0.0, 0, dim)
+        row = tl.load(rows_ptr + pair * dim + columns, mask=is_read, other=0.0)
+        total += weight * row.to(tl.float32)
     if PARTS > 0:
         gate = gate_of(gates_ptr, token * gates_stride)
         for part in tl.static_range(PARTS):
@@ -171,6 +178,7 @@ def combine(total: WeightedSum, rows: Tensor, is_dependent: bool = False, parts:
         ADDS=total.adds,
         TOP_K=top_k,
         PARTS=parts,
+        SKIPS=total.skips,
         IS_DEPENDENT=is_dependent,
         BLOCK=block,
         num_warps=row_warps(block),

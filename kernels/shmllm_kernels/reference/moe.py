@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,6 +138,26 @@ def take_identities(
     total = weights.masked_fill(is_expert, 0).sum(-1, keepdim=True)
     out = (total * x.to(weights.dtype)).to(x.dtype)
     return out, ids.where(is_expert, last), weights.masked_fill(~is_expert, 0)
+
+
+def leave_out(
+    ids: Tensor, weights: Tensor, token_ids: Tensor, listed: Sequence[int], are_listed: bool
+) -> tuple[Tensor, Tensor]:
+    """Leaves the tokens of one of two kinds out of a mixture.
+
+    Args:
+        ids, weights: [tokens, top_k], the choices of experts.
+        token_ids: [tokens]; a negative one counts as listed.
+        listed: the ids that tell the kinds apart.
+        are_listed: whether the tokens with these ids stay, or the others.
+
+    Returns:
+        ids, which are -1 for tokens that do not stay, and weights, which are 0 for these.
+    """
+    kind = torch.tensor([*listed], device=token_ids.device)
+    is_listed = torch.isin(token_ids, kind) | (token_ids < 0)
+    is_out = (is_listed != are_listed)[:, None]
+    return ids.masked_fill(is_out, -1), weights.masked_fill(is_out, 0)
 
 
 def gpt_oss_activation(gate_up: Tensor) -> Tensor:

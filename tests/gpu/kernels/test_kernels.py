@@ -30,6 +30,7 @@ from conformance.identity_kernels import IdentityConformance
 from conformance.indexer_kernels import IndexerKernelsConformance
 from conformance.latent_heads_kernels import LatentHeadsConformance
 from conformance.latent_kernels import LatentKernelsConformance
+from conformance.left_out_kernels import LeftOutConformance
 from conformance.lora_kernels import LoraConformance
 from conformance.mamba_kernels import MambaConformance
 from conformance.many_rows_kernel import ManyRowsConformance
@@ -150,6 +151,10 @@ class TestGroup(GroupConformance):
 
 
 class TestIdentities(IdentityConformance):
+    pass
+
+
+class TestLeftOut(LeftOutConformance):
     pass
 
 

@@ -232,3 +232,18 @@ def test_nan_in_one_token_does_not_change_the_others() -> None:
     assert found[3].isnan().all()
     keep = [token for token in range(12) if token != 3]
     assert torch.equal(found[keep], clean[keep])
+
+
+def test_pairs_that_are_left_out_are_not_computed() -> None:
+    """Some tokens have no experts: their sum is 0, and those of the others stay."""
+    experts, x = Experts.random(5, 32, 24), torch.randn(7, 32)
+    run, ids, weights = MoERun(5, 2, 7), torch.randint(0, 5, (7, 2)), torch.rand(7, 2)
+    run.route_to(ids, weights)
+    want = run.experts(x, experts)
+    is_out = torch.tensor([True, False, True, False, False, True, False])
+    few = MoERun(5, 2, 7)
+    few.route_to(ids.masked_fill(is_out[:, None], -1), weights)
+    found = few.experts(x, experts)
+    assert torch.equal(found[~is_out], want[~is_out])
+    assert not found[is_out].any()
+    assert sum(count for _, _, count in few.blocks) == 2 * int((~is_out).sum())

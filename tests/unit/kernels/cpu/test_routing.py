@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
-from shmllm_kernels.cpu.routing import TAKE_IDENTITIES
+from shmllm_kernels.cpu.routing import LEAVE_OUT, TAKE_IDENTITIES
 from shmllm_kernels.reference import moe
 from shmllm_kernels.reference.moe import Choice
 from tests.support.cpu_kernels import run_kernel
@@ -282,3 +282,14 @@ def test_weights_of_choices_that_are_no_experts_multiply_what_experts_read(
     assert wide[:, width:].isnan().all()
     assert torch.equal(ids, of_experts)
     assert torch.equal(weights, kept)
+
+
+@pytest.mark.parametrize("are_listed", [False, True])
+@pytest.mark.parametrize("num_tokens", [0, 1, 40])
+def test_tokens_of_the_other_kind_have_no_experts(num_tokens: int, are_listed: bool) -> None:
+    """A token with a given embedding, -1, counts as listed."""
+    tokens, listed = torch.arange(num_tokens) % 9 - 1, torch.tensor([3, 7, 500])
+    ids, weights = torch.randint(0, 10, (num_tokens, 6)), torch.rand(num_tokens, 6)
+    want, _ = moe.leave_out(ids, weights, tokens, listed.tolist(), are_listed)
+    run_kernel(LEAVE_OUT, num_tokens, 6, ids, tokens, listed, len(listed), int(are_listed))
+    assert torch.equal(ids, want)

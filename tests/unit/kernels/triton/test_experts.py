@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.expert_kernels import ExpertKernelsConformance
 from conformance.few_routing_kernel import FewRoutingConformance
 from conformance.identity_kernels import IdentityConformance
+from conformance.left_out_kernels import LeftOutConformance
 
 
 class TestExpertKernels(ExpertKernelsConformance):
@@ -16,4 +17,8 @@ class TestFewRouting(FewRoutingConformance):
 
 
 class TestIdentities(IdentityConformance):
+    pass
+
+
+class TestLeftOut(LeftOutConformance):
     pass
