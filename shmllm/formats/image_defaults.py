@@ -46,6 +46,10 @@ _QWEN2_VL = {
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
+_ERNIE4_5_VL = _QWEN2_VL | {
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 6177},
+    "temporal_patch_size": 1,
+}
 _KIMI_K25 = {
     "resample": BICUBIC,
     "size": {"max_height": 512, "max_width": 512},
@@ -183,6 +187,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "SmolVLMImageProcessor": _IDEFICS3,
     "Qwen2VLImageProcessor": _QWEN2_VL,
     "Qwen2_5_VLImageProcessor": _QWEN2_VL,
+    "Ernie4_5_VLMoeImageProcessor": _ERNIE4_5_VL,
+    "Ernie4_5_VL_MoeImageProcessor": _ERNIE4_5_VL,
     "Glm46VVideoProcessor": _GLM4V_VIDEO,
     "Glm4vVideoProcessor": _GLM4V_VIDEO,
     "Qwen2VLVideoProcessor": _QWEN2_VL

@@ -62,6 +62,8 @@ ARCHITECTURES: dict[str, str] = {
     "ErnieModel": "ernie",
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
+    "Ernie4_5_VLMoeForConditionalGeneration": "ernie4_5_vl_moe",
+    "Ernie4_5_VL_MoeForConditionalGeneration": "ernie4_5_vl_moe",
     "EuroBertModel": "eurobert",
     "Exaone4ForCausalLM": "exaone4",
     "Exaone4_5_ForConditionalGeneration": "exaone4_5",

@@ -91,6 +91,40 @@ class ShortcutExpertsSpec(MLPAndExpertsSpec):
     layer adds behind its mixer (LongCat-Flash, 2025, section 2.2); see `LayerSpec`."""
 
 
-FeedForwardSpec = MLPSpec | MoESpec | DenseAndExpertsSpec | LatentExpertsSpec | ShortcutExpertsSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsByTokensSpec:
+    """Two mixtures of experts, each of which computes a kind of tokens (ERNIE 4.5, 2025, section
+    2.1); see `MoESpec.tokens`. All tokens go to a shared expert of the first one.
+
+    Attributes:
+        first, second: the mixtures.
+    """
+
+    first: MoESpec
+    second: MoESpec
+
+    @property
+    def mixtures(self) -> tuple[MoESpec, ...]:
+        """Both mixtures."""
+        return (self.first, self.second)
+
+    @property
+    def dense(self) -> tuple[MLPSpec, ...]:
+        """The shared expert, if there is one."""
+        return self.first.dense
+
+    def num_elements(self, hidden: int) -> int:
+        """The number of elements of all matrices, with hidden states of a width."""
+        return self.first.num_elements(hidden) + self.second.num_elements(hidden)
+
+
+FeedForwardSpec = (
+    MLPSpec
+    | MoESpec
+    | DenseAndExpertsSpec
+    | LatentExpertsSpec
+    | ShortcutExpertsSpec
+    | ExpertsByTokensSpec
+)
 """What computes each token by itself. Each has `mixtures` and `dense`, the mixtures of experts and
 the dense MLPs that it has, and `num_elements`."""

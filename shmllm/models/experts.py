@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shmllm.models.combined_specs import (
     DenseAndExpertsSpec,
+    ExpertsByTokensSpec,
     LatentExpertsSpec,
     ShortcutExpertsSpec,
 )
@@ -99,7 +100,7 @@ class MoE:
         fixed_gate: [1], a zero in the place of each token's gate of `shared`: its sigmoid is a
             half; None: the router computes the gates, or there are none.
         place: its place among the mixtures of the decoder's layers; None: it is not one of them,
-            but predicts further tokens.
+            but predicts further tokens, or it has only some of the tokens.
     """
 
     norms: tuple[Norm, ...] = ()
@@ -234,6 +235,28 @@ class ShortcutExperts:
     def module_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of the names that differ in transformers' modules."""
         return self.experts.module_weights(prefix)
+
+
+class ExpertsByTokens:
+    """The weights of two mixtures of experts, each of which computes a kind of tokens.
+
+    Attributes:
+        first, second: the mixtures.
+    """
+
+    norms: tuple[Norm, ...] = ()
+
+    def __init__(self, config: ModelConfig, spec: ExpertsByTokensSpec, storage: Storage) -> None:
+        self.first, self.second = (MoE(config.hidden_size, each, storage) for each in spec.mixtures)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``, such as "model.layers.0.mlp", of the
+        second mixture with "second" behind it."""
+        return self.first.named_weights(prefix) | self.second.named_weights(f"{prefix}.second")
+
+    def module_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of the names that differ in transformers' modules, likewise."""
+        return self.first.module_weights(prefix) | self.second.module_weights(f"{prefix}.second")
 
 
 class LatentExperts:

@@ -13,12 +13,19 @@ from torch import Tensor
 
 from shmllm.models.combined_specs import (
     DenseAndExpertsSpec,
+    ExpertsByTokensSpec,
     FeedForwardSpec,
     LatentExpertsSpec,
     ShortcutExpertsSpec,
 )
 from shmllm.models.config import ModelConfig
-from shmllm.models.experts import DenseAndExperts, LatentExperts, MoE, ShortcutExperts
+from shmllm.models.experts import (
+    DenseAndExperts,
+    ExpertsByTokens,
+    LatentExperts,
+    MoE,
+    ShortcutExperts,
+)
 from shmllm.models.layers import NamedWeights, Norm, Storage
 from shmllm.models.mlp import MLP
 from shmllm.models.ops import Ops
@@ -91,10 +98,16 @@ def _run_with_shortcut(ops: Ops, x: Tensor, residual: Tensor, both: ShortcutExpe
     return ops.mlp(x, both.mlp)
 
 
+def _run_by_tokens(ops: Ops, x: Tensor, residual: Tensor, both: ExpertsByTokens) -> Tensor:
+    out = _run_experts(ops, x, residual, both.first)
+    return ops.add_norm(_run_experts(ops, x, residual, both.second), out, None, 1.0)
+
+
 FEED_FORWARDS: dict[type[FeedForwardSpec], FeedForwardKind] = {
     MLPSpec: FeedForwardKind(_make_mlp, _run_mlp),
     MoESpec: FeedForwardKind(_make_experts, _run_experts),
     DenseAndExpertsSpec: FeedForwardKind(DenseAndExperts, _run_both),
     LatentExpertsSpec: FeedForwardKind(LatentExperts, _run_latent_experts),
     ShortcutExpertsSpec: FeedForwardKind(ShortcutExperts, _run_with_shortcut),
+    ExpertsByTokensSpec: FeedForwardKind(ExpertsByTokens, _run_by_tokens),
 }

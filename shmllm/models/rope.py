@@ -41,11 +41,16 @@ def axes(rope: RopeConfig) -> tuple[int, ...]:
     for the row and 2 for the column; all 0 if a position is one number.
 
     Pairs of the axes follow each other (Wang et al., "Qwen2-VL", 2024), or take turns while
-    an axis has some left, and the rest belong to time (Qwen 3 VL).
+    an axis has some left, and the rest belong to time (Qwen 3 VL). Or those of rows and columns
+    take turns, and those of time follow (ERNIE 4.5 VL).
     """
     num_pairs = rope.rotary_dim // 2
     if not rope.sections:
         return (0,) * num_pairs
+    if rope.time_last:
+        rows, columns, time = rope.sections
+        assert rows == columns, "they take turns"
+        return (1, 2) * rows + (0,) * time
     if not rope.mixes_axes:
         return tuple(axis for axis, count in enumerate(rope.sections) for _ in range(count))
     turns = (pair % NUM_AXES for pair in range(num_pairs))

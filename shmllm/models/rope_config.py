@@ -81,6 +81,8 @@ class RopeConfig:
             and column (Wang et al., "Qwen2-VL", 2024, section 2.1); (): a position is one number.
         mixes_axes: whether pairs of the three axes take turns, and do not follow each other axis by
             axis; see `rope.axes`.
+        time_last: whether pairs of rows and columns take turns before those of time, and sections
+            are those of rows, columns and time (ERNIE 4.5 VL).
         reversed: whether heads turn the other way.
         magnitude: a further factor of cos and sin.
     """
@@ -105,6 +107,7 @@ class RopeConfig:
     num_pairs: int = 0
     sections: tuple[int, ...] = ()
     mixes_axes: bool = False
+    time_last: bool = False
     reversed: bool = False
     magnitude: float = 1.0
 

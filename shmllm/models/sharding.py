@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from shmllm.errors import EngineStartError
 from shmllm.models.combined_specs import (
     DenseAndExpertsSpec,
+    ExpertsByTokensSpec,
     LatentExpertsSpec,
     MLPAndExpertsSpec,
     ShortcutExpertsSpec,
@@ -111,6 +112,11 @@ def _shard_latent_experts(spec: LatentExpertsSpec, size: int) -> LatentExpertsSp
     return replace(spec, experts=_shard_experts(spec.experts, size), shared=shared)
 
 
+def _shard_by_tokens(spec: ExpertsByTokensSpec, size: int) -> ExpertsByTokensSpec:
+    first, second = (_shard_experts(each, size) for each in spec.mixtures)
+    return replace(spec, first=first, second=second)
+
+
 _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     AttentionSpec: _shard_attention,
     LatentAttentionSpec: _shard_latent_attention,
@@ -125,6 +131,7 @@ _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     DenseAndExpertsSpec: _shard_both,
     LatentExpertsSpec: _shard_latent_experts,
     ShortcutExpertsSpec: _shard_both,
+    ExpertsByTokensSpec: _shard_by_tokens,
     type(None): lambda spec, size: spec,
 }
 """By the type of a mixer or a feed-forward: (its spec, the number of ranks) -> that of a rank."""

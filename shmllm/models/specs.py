@@ -108,6 +108,19 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenKind:
+    """A kind of tokens.
+
+    Attributes:
+        ids: token ids. A token whose embedding a prompt's item gives counts as one of these.
+        are_listed: whether they are those of the kind, and not those of all other tokens.
+    """
+
+    ids: tuple[int, ...]
+    are_listed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoESpec:
     """A mixture of experts, each an MLP.
 
@@ -150,6 +163,7 @@ class MoESpec:
         identities: how many further choices the router has behind the experts, each of which
             returns what the experts read (LongCat-Flash, 2025, section 2.1). There is no shared
             expert and no `output_bias` then.
+        tokens: the tokens that go to its experts, whose sum is 0 for all others; None: all do.
         shared: an MLP that every token goes to as well; None: there is none.
         shared_gate: whether the output of `shared` is multiplied by a sigmoid of its own gate.
         halves_shared: whether the output of `shared` is halved.
@@ -182,6 +196,7 @@ class MoESpec:
     transposed: bool = False
     two_layouts: bool = False
     identities: int = 0
+    tokens: TokenKind | None = None
     shared: MLPSpec | None = None
     shared_gate: bool = False
     halves_shared: bool = False
@@ -193,6 +208,11 @@ class MoESpec:
     def num_choices(self) -> int:
         """What the router has a logit for each of: the experts and the identities behind them."""
         return self.num_experts + self.identities
+
+    @property
+    def changes_choices(self) -> bool:
+        """Whether some choices go to no expert."""
+        return self.identities > 0 or self.tokens is not None
 
     @property
     def divides_by_all(self) -> bool:

@@ -25,6 +25,8 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "DeepseekVLV2ForCausalLM": ("deepseek_v2",),
     "DotsOCRForCausalLM": ("qwen2",),
     "CohereCompassForConditionalGeneration": ("cohere_compass_text",),
+    "Ernie4_5_VLMoeForConditionalGeneration": ("ernie4_5_vl_moe_text",),
+    "Ernie4_5_VL_MoeForConditionalGeneration": ("ernie4_5_vl_moe_text",),
     "Exaone4_5_ForConditionalGeneration": ("exaone4", "exaone4_5_text"),
     "JanusForConditionalGeneration": ("llama",),
     "JinaVLForRanking": ("qwen2_vl_text",),

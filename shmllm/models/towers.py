@@ -47,6 +47,8 @@ from shmllm.models.vision.deepseek_vl2 import DeepseekVL2
 from shmllm.models.vision.deepseek_vl2_specs import DeepseekVL2Tower
 from shmllm.models.vision.dots_ocr import DotsOcr
 from shmllm.models.vision.dots_ocr_specs import DotsOcrTower
+from shmllm.models.vision.ernie4_5_vl import Ernie45VL
+from shmllm.models.vision.ernie4_5_vl_specs import Ernie45VLTower
 from shmllm.models.vision.gemma3 import Gemma3
 from shmllm.models.vision.gemma4 import Gemma4
 from shmllm.models.vision.glm4v import Glm4v
@@ -156,6 +158,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Glm4vTower: Glm4v,
     GlmOcrTower: GlmOcr,
     DotsOcrTower: DotsOcr,
+    Ernie45VLTower: Ernie45VL,
     HunYuanVLTower: HunYuanVL,
     KimiTower: Kimi,
     Lfm2VlTower: Lfm2Vl,

@@ -102,6 +102,7 @@ TOWER_PREFIXES = {
         "layerwise_projectors": ("",),
         "spatial_projectors": ("",),
         "connector": ("",),
+        "resampler_model": ("",),
         "mlp1": ("",),
         "sam_model": ("",),
         "qwen2_model": ("",),

@@ -22,7 +22,7 @@ from shmllm.config.info import EngineInfo
 from shmllm.core.constraint import Constraint
 from shmllm.core.kv_groups import KVGroup
 from shmllm.core.plan import StepPlan, StepResult
-from shmllm.errors import EngineStartError
+from shmllm.errors import EngineStartError, RequestError
 from shmllm.models.fields import Fields
 from shmllm.models.lora import read_files
 from shmllm.models.model import Model
@@ -289,8 +289,13 @@ class LoadedRunner(ABC):
             length: tokens of the prompt.
 
         Raises:
-            RequestError: see `check_prompt_embeds`.
+            RequestError: see `check_prompt_embeds`, or ids decide which experts tokens have.
         """
+        if any(each.tokens is not None for each in self.model.config.mixtures):
+            raise RequestError(
+                f"prompt_embeds are not possible for {self.model.config.architecture}: the ids of "
+                "tokens decide which experts they have"
+            )
         shape = (length, self.model.config.embedding_width)
         return check_prompt_embeds(embeds, shape, self.model.dtype)
 

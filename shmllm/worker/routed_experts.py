@@ -35,6 +35,11 @@ def routed_info(config: ModelConfig) -> RoutedInfo | None:
     }
     if not config.returns_experts or not own:
         return None
+    if any(each.tokens is not None for each in own.values()):
+        raise EngineStartError(
+            f"enable_return_routed_experts is not possible for {config.architecture}: its layers "
+            "have experts for text and others for images; leave it out"
+        )
     top_k = max(each.top_k for each in own.values())
     num_experts = max(each.num_choices for each in own.values())
     return RoutedInfo(tuple(own), config.num_layers, top_k, num_experts)

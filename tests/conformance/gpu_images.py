@@ -132,6 +132,7 @@ MADE: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "ernie4_5_vl_moe": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "granite4_vision": {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
@@ -169,6 +170,7 @@ GRIDS: dict[str, list[Grid]] = {
     "hunyuan_vl": [(1, 4, 6), (1, 4, 2)],
     "video_llama_3": [(1, 2, 3), (1, 2, 1)],
     "dots_ocr": [(1, 4, 6), (1, 4, 2)],
+    "ernie4_5_vl_moe": [(1, 4, 6), (1, 4, 2)],
     "granite4_vision": [(3, 90, 64), (3, 90, 64)],
     "lfm3_vl": [(1, 4, 6), (1, 4, 2)],
     "gemma4": [(1, 4, 6), (1, 4, 2)],

@@ -91,6 +91,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "glm_ocr",
         "paddleocr_vl",
         "dots_ocr",
+        "ernie4_5_vl_moe",
         "got_ocr2",
         "granite_docling",
         "ovis2",

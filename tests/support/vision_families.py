@@ -121,6 +121,14 @@ _GLM_IDS = {
     "video_start_token_id": "<|begin_of_video|>",
     "video_end_token_id": "<|end_of_video|>",
 }
+_ERNIE_IDS = {
+    "image_token_id": "<|IMAGE_PLACEHOLDER|>",
+    "image_start_token_id": "<|IMAGE_START|>",
+    "image_end_token_id": "<|IMAGE_END|>",
+    "video_token_id": "<|VIDEO_PLACEHOLDER|>",
+    "video_start_token_id": "<|VIDEO_START|>",
+    "video_end_token_id": "<|VIDEO_END|>",
+}
 _ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 _TILES = ("<fake_token_around_image>", "<image>", "<global-img>", *_ROWS)
 _SOFT_MARKS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
@@ -602,6 +610,28 @@ FAMILIES = {
         image="<|imgpad|>",
         ids={"image_token_id": "<|imgpad|>"},
         chat="<|img|><|imgpad|><|endofimg|>",
+    ),
+    "ernie4_5_vl_moe": _qwen(
+        "Ernie4_5_VLMoe",
+        {
+            "max_position_embeddings": 2048,
+            "moe_intermediate_size": [32, 16],
+            "moe_k": 2,
+            "moe_num_experts": 4,
+            "moe_num_shared_experts": 1,
+            "rope_parameters": QWEN2_ROPE | {"mrope_section": [3, 3, 2]},
+        },
+        {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 14},
+        **CLIP_MEAN,
+        patch_size=14,
+        temporal_patch_size=1,
+        size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+    )._replace(
+        marks=(*_CHATML, *_ERNIE_IDS.values()),
+        image="<|IMAGE_PLACEHOLDER|>",
+        ids=_ERNIE_IDS,
+        chat="Picture 1:<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+        processor=("Ernie4_5_VLMoe", "ernie4_5_vl_moe"),
     ),
     "hunyuan_vl": _qwen(
         "HunYuanVL",

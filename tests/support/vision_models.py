@@ -87,12 +87,12 @@ ANY_SIZE = tuple(
     name
     for name in VISION_FAMILIES
     if name.startswith(
-        ("dots", "exaone", "gemma4", "glm", "hunyuan", "hyper", "kimi", "lfm", "lighton")
+        ("dots", "ernie", "exaone", "gemma4", "glm", "hunyuan", "hyper", "kimi", "lfm", "lighton")
     )
     or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen", "video"))
 )
 """Families whose tower takes images of any size."""
-AXES = ("gemma4", "glm", "hunyuan", "minicpmv4_7", "paddle", "qwen")
+AXES = ("ernie", "gemma4", "glm", "hunyuan", "minicpmv4_7", "paddle", "qwen")
 """The beginnings of the names of families whose modules in transformers are told which tokens are
 those of images."""
 PUBLISHED = ("deepseek_ocr", "deepseek_vl2")
@@ -449,7 +449,12 @@ def reference_tokens(
 
 
 def prompt_types(model: Any, ids: Tensor) -> dict[str, Tensor]:
-    """The input that says which tokens attend to all of the prompt, of families that have it."""
+    """The input that says which tokens attend to all of the prompt, or go to experts of images, of
+    families that have it."""
+    if model.vision_family.startswith("ernie"):
+        names = FAMILIES[model.vision_family].ids
+        marks = torch.tensor([getattr(model.config, name) for name in names])
+        return {"moe_mm_token_type_ids": torch.isin(ids, marks).long()}
     spans = model.vision_family.startswith("paligemma")
     return {"token_type_ids": torch.zeros_like(ids)} if spans else {}
 

@@ -1,5 +1,5 @@
-"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5, 2.5-Omni, LFM3-VL, PaddleOCR-VL and dots.ocr: a token for each
-square of merged patches of an image, or of a frame of a video."""
+"""Qwen2-VL, 2.5-VL, 3-VL, Qwen3.5, 2.5-Omni, LFM3-VL, PaddleOCR-VL, dots.ocr and ERNIE 4.5 VL: a
+token for each square of merged patches of an image, or of a frame of a video."""
 
 from __future__ import annotations
 
@@ -129,6 +129,18 @@ class PaddleOcrVlPlaceholder(QwenVLPlaceholder):
         video="<|video_pad|>",
         begin=("vision_start_token", "<|IMAGE_START|>"),
         end=("vision_end_token", "<|IMAGE_END|>"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ernie45VLPlaceholder(QwenVLPlaceholder):
+    """The defaults of transformers' `Ernie4_5_VLMoeConfig`."""
+
+    RULES: ClassVar[type[Rules]] = OneFrameRules
+    AUTHOR: ClassVar[str] = "ERNIE 4.5 VL"
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(100_295, 103_367, 101_304, 101_305)
+    TEXTS: ClassVar[TokenTexts] = PaddleOcrVlPlaceholder.TEXTS._replace(
+        begin=("image_start_token", "<|IMAGE_START|>"), end=("image_end_token", "<|IMAGE_END|>")
     )
 
 

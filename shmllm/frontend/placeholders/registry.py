@@ -100,6 +100,7 @@ from shmllm.frontend.placeholders.qwen_omni import (
 )
 from shmllm.frontend.placeholders.qwen_vl import (
     DotsOcrPlaceholder,
+    Ernie45VLPlaceholder,
     Lfm3VlPlaceholder,
     Lfm3VlVideoPlaceholder,
     PaddleOcrVlPlaceholder,
@@ -134,6 +135,8 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "DeepseekVLForConditionalGeneration": (DeepseekVLPlaceholder,),
     "DeepseekVLV2ForCausalLM": (DeepseekVL2Placeholder,),
     "DotsOCRForCausalLM": (DotsOcrPlaceholder,),
+    "Ernie4_5_VLMoeForConditionalGeneration": (Ernie45VLPlaceholder,),
+    "Ernie4_5_VL_MoeForConditionalGeneration": (Ernie45VLPlaceholder,),
     "Exaone4_5_ForConditionalGeneration": (Exaone45Placeholder, Exaone45VideoPlaceholder),
     "FunAsrNanoForConditionalGeneration": (FunAsrPlaceholder,),
     "Glm46VForConditionalGeneration": (Glm46VPlaceholder, Glm46VVideoPlaceholder),

@@ -24,7 +24,7 @@ _BIAS = ".gate.e_score_correction_bias"
 def configure(fields: Fields) -> ModelConfig:
     if fields.flag("use_bias", False):  # the LM head has one, too
         raise fields.error("'use_bias' is not supported; supported: false")
-    attention, experts = read_ernie_attention(fields, num_kv_heads=4), _read_experts(fields)
+    attention, experts = read_ernie_attention(fields, num_kv_heads=4), read_ernie_experts(fields)
     layers = [
         LayerSpec(mixer=attention, mlp=experts if has_experts else read_mlp(fields))
         for has_experts in _layers_with_experts(fields)
@@ -32,7 +32,8 @@ def configure(fields: Fields) -> ModelConfig:
     return replace(ernie_model(fields, layers), skipped_prefixes=("model.mtp_",))
 
 
-def _read_experts(fields: Fields) -> MoESpec:
+def read_ernie_experts(fields: Fields) -> MoESpec:
+    """Returns the experts of a layer, whose width is ``moe_intermediate_size``."""
     least = fields.number("moe_norm_min", SMALLEST_SHARE)
     if least != SMALLEST_SHARE:
         raise fields.error(

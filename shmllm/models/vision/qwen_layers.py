@@ -20,16 +20,22 @@ class PlainLayer:
         prefix: of the weights' names, such as "visual.blocks.0".
         projections: the ends of the names of the MLP's projections.
         tower: owns the weights.
+        eps: of the norms.
     """
 
     def __init__(
-        self, spec: RotatedTower, prefix: str, projections: tuple[str, str], tower: Tower
+        self,
+        spec: RotatedTower,
+        prefix: str,
+        projections: tuple[str, str],
+        tower: Tower,
+        eps: float = EPS,
     ) -> None:
         width = spec.hidden_size
         up, down = projections
         self._heads, self._activation = spec.num_heads, ACTIVATIONS[spec.activation]
         self._norms = [
-            tower.make_layer_norm(f"{prefix}.norm{number}", width, EPS) for number in (1, 2)
+            tower.make_layer_norm(f"{prefix}.norm{number}", width, eps) for number in (1, 2)
         ]
         self._qkv = tower.make_dense(f"{prefix}.attn.qkv", 3 * width, width)
         self._out = tower.make_dense(f"{prefix}.attn.proj", width, width)

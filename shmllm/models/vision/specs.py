@@ -14,6 +14,7 @@ from shmllm.models.vision.canvas import CanvasMarks
 from shmllm.models.vision.deepseek_vl2_specs import DeepseekVL2Tower
 from shmllm.models.vision.dots_ocr_specs import DotsOcrTower
 from shmllm.models.vision.encoder_spec import EncoderSpec, VisionActivation
+from shmllm.models.vision.ernie4_5_vl_specs import Ernie45VLTower
 from shmllm.models.vision.granite4_vision_specs import Granite4VisionTower
 from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.hunyuan_vl_specs import HunYuanVLTower
@@ -244,6 +245,7 @@ TowerSpec = (
     | Glm4vTower
     | GlmOcrTower
     | DotsOcrTower
+    | Ernie45VLTower
     | HunYuanVLTower
     | KimiTower
     | Lfm2VlTower

@@ -11,7 +11,7 @@ from torch import Tensor
 from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator
 from shmllm.models.routing import Routing
-from shmllm.models.specs import MoESpec
+from shmllm.models.specs import MoESpec, TokenKind
 from shmllm.worker.cpu.group import Meetings
 from shmllm.worker.cpu.lora import CpuLora
 from shmllm.worker.cpu.product_kernels import Kinds
@@ -30,6 +30,7 @@ from shmllm_kernels.cpu.experts import (
 from shmllm_kernels.cpu.group_rounding import GROUPINGS
 from shmllm_kernels.cpu.pairs import BLOCK_WORDS, COMBINE, SORT, SORT_LISTED, max_blocks
 from shmllm_kernels.cpu.routing import (
+    LEAVE_OUT,
     MIXER,
     REPORT,
     ROUTE,
@@ -113,6 +114,7 @@ class ExpertOps:
         program: the program to record in.
         products: records other products there.
         num_tokens: the address of an int64, the number of tokens to compute.
+        token_ids: the address of the int64 ids of the step's tokens; see `CpuInputs`.
         buffers: the buffers of each mixture.
         lora: records what adapters add to products; None: nothing.
         meetings: records sums over the ranks of a group; None: the process is alone.
@@ -125,6 +127,7 @@ class ExpertOps:
         program: KernelProgram,
         products: Products,
         num_tokens: int,
+        token_ids: int,
         buffers: dict[MoESpec, ExpertBuffers],
         lora: CpuLora | None = None,
         meetings: Meetings | None = None,
@@ -134,6 +137,7 @@ class ExpertOps:
         self._meetings = meetings or Meetings(program, "", Alone())
         self._products = products
         self._num_tokens = num_tokens
+        self._token_ids = token_ids
         self._buffers = buffers
         self._lora = lora
         self._routed = routed
@@ -173,6 +177,8 @@ class ExpertOps:
             operands = [self._num_tokens, spec.top_k, *out, moe.scale.data_ptr()]
             kernel = SCALE_CHOSEN[kind_of(moe.scale)]
             self._kernels.record(kernel, operands, label="scale_chosen")
+        if spec.tokens is not None:
+            self._record_left_out(spec.tokens, spec.top_k, buffers.ids)
         if self._routed is not None and moe.place is not None:
             self._record_report(self._routed[:, moe.place], spec.top_k, buffers.ids)
         if spec.identities:
@@ -183,6 +189,15 @@ class ExpertOps:
         if moe.fixed_gate is not None:
             gates = moe.fixed_gate.expand(len(buffers.ids))
         return Routing(buffers.ids, buffers.weights, gates)
+
+    def _record_left_out(self, kind: TokenKind, top_k: int, ids: Tensor) -> None:
+        """Record that tokens of another kind go to no expert."""
+        listed = np.array(kind.ids, np.int64)
+        operands = [
+            self._num_tokens, top_k, ids.data_ptr(), self._token_ids, listed.ctypes.data,
+            len(listed), int(kind.are_listed),
+        ]  # fmt: skip
+        self._kernels.record(LEAVE_OUT, operands, keep=[listed], label="leave_out")
 
     def _record_report(self, out: Tensor, top_k: int, ids: Tensor) -> None:
         """Record a copy of a choice, [max_tokens, top_k]."""

@@ -128,8 +128,8 @@ class CpuOps:
         self._mambas = MambaOps(program, products, every_state, buffers.mambas)
         self._short_convolutions = ShortConvolutionOps(program, every_state)
         self._experts = ExpertOps(
-            program, products, self._num_tokens, buffers.experts, lora, self._meetings,
-            buffers.routed,
+            program, products, self._num_tokens, inputs.token_ids.ctypes.data, buffers.experts,
+            lora, self._meetings, buffers.routed,
         )  # fmt: skip
         self._per_layer = PerLayerOps(program, products, inputs, buffers.per_layer, buffers.gated)
         self._altup = AltUpOps(program, self._num_tokens, buffers.streams, buffers.predicted)

@@ -9,8 +9,9 @@ from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator, Norm
 from shmllm.models.matrices import MixedMatrix
 from shmllm.models.routing import Routing
-from shmllm.models.specs import MoESpec
+from shmllm.models.specs import MoESpec, TokenKind
 from shmllm.worker.gpu.group import NoMeetings
+from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.pending import Shared
 from shmllm.worker.gpu.products import GpuProducts, rows_of
@@ -27,6 +28,7 @@ from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_routing import route_rows, takes
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.identities import take_identities
+from shmllm_kernels.gpu.left_out import leave_out
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
@@ -97,6 +99,7 @@ class ExpertOps:
     """Launches the operations of `models.ops.Ops` on experts.
 
     Args:
+        inputs: the step's inputs.
         buffers: the buffers of each mixture.
         products: chooses tile sizes.
         lora: the adapters of the step; None: there are none.
@@ -107,6 +110,7 @@ class ExpertOps:
 
     def __init__(
         self,
+        inputs: GpuInputs,
         buffers: dict[MoESpec, ExpertBuffers],
         products: GpuProducts,
         lora: GpuLora | None = None,
@@ -114,6 +118,12 @@ class ExpertOps:
         routed: Tensor | None = None,
     ) -> None:
         self._routed = routed
+        self._inputs = inputs
+        self._listed = {
+            spec.tokens: torch.tensor(spec.tokens.ids, device=inputs.last_tokens.device)
+            for spec in buffers
+            if spec.tokens is not None
+        }
         self._meetings = meetings or NoMeetings()
         self._buffers = buffers
         self._products = products
@@ -142,11 +152,21 @@ class ExpertOps:
             routing.ids, routing.weights, logits[:, : moe.spec.num_choices], query_starts,
             _choice_of(moe.spec), moe.correction, moe.scale, layout,
         )  # fmt: skip
+        if moe.spec.tokens is not None:
+            self._leave_out(moe.spec.tokens, routing)
         self._report(moe, routing.ids)
         if moe.spec.identities:
             out = self._buffers[moe.spec].identities[: len(x)]
             take_identities(out, x, routing.ids, routing.weights, moe.spec.num_experts)
         return routing
+
+    def _leave_out(self, kind: TokenKind, routing: Routing) -> None:
+        """Launch that tokens of another kind go to no expert."""
+        ids, inputs = routing.ids, self._inputs
+        leave_out(
+            ids, routing.weights, inputs.step.token_ids[: len(ids)], inputs.last_tokens,
+            self._listed[kind], kind.are_listed,
+        )  # fmt: skip
 
     def added_rows(self, moe: MoE, num_tokens: int) -> Tensor | None:
         """Return what is added to the sums over experts, [tokens, width], if there is something."""
@@ -156,7 +176,7 @@ class ExpertOps:
     def can_route_few(self, moe: MoE) -> bool:
         """Return whether one launch chooses the experts of few tokens."""
         is_adapted = self._lora is not None and self._lora.adapts(moe.router)
-        return takes(moe.spec.num_experts) and not is_adapted and not moe.spec.identities
+        return takes(moe.spec.num_experts) and not is_adapted and not moe.spec.changes_choices
 
     def route_few(
         self,
@@ -208,7 +228,7 @@ class ExpertOps:
         if moe.fixed_gate is not None:
             gates = moe.fixed_gate.expand(num_tokens)
         routing = Routing(buffers.ids[:num_tokens], buffers.weights[:num_tokens], gates)
-        if self._reads_choices(num_tokens, spec) or spec.identities:
+        if self._reads_choices(num_tokens, spec) or spec.changes_choices:
             return logits, routing, None
         block_m = self._configs(moe, num_tokens)[0].block_m
         return logits, routing, PairLayout(buffers.sorted, buffers.scratch, block_m)
@@ -250,7 +270,10 @@ class ExpertOps:
         if self._meetings.is_partial(moe.down_proj.weight):
             self._sum_part(x, routing, moe, shared)
             return self._meetings.sum_parts(out)
-        total = WeightedSum(out, routing.weights, _output_of(shared), routing.shared_gates)
+        total = WeightedSum(
+            out, routing.weights, _output_of(shared), routing.shared_gates,
+            skips=moe.spec.tokens is not None,
+        )  # fmt: skip
         self._sum(total, x, routing, moe, shared)
         return out
 
@@ -268,8 +291,8 @@ class ExpertOps:
             self._sum_part(x, routing, moe, shared)
             self._meetings.add_parts(residual, scale)
             return
-        added, gates = _output_of(shared), routing.shared_gates
-        total = WeightedSum(residual, routing.weights, added, gates, adds=True, scale=scale)
+        added, gates, skips = _output_of(shared), routing.shared_gates, moe.spec.tokens is not None
+        total = WeightedSum(residual, routing.weights, added, gates, True, scale, skips)
         self._sum(total, x, routing, moe, shared)
 
     def _sum_part(self, x: Tensor, routing: Routing, moe: MoE, shared: Shared) -> None:
@@ -277,7 +300,8 @@ class ExpertOps:
         meetings = self._meetings
         added = _output_of(shared) if meetings.has_rest else None
         out = meetings.part(len(x), self._buffers[moe.spec].out.shape[1])
-        part = WeightedSum(out, routing.weights, added, routing.shared_gates)
+        skips = moe.spec.tokens is not None
+        part = WeightedSum(out, routing.weights, added, routing.shared_gates, skips=skips)
         self._sum(part, x, routing, moe, shared, has_bias=meetings.has_rest)
 
     def _sum(
@@ -319,9 +343,10 @@ class ExpertOps:
 
     def _reads_choices(self, num_tokens: int, spec: MoESpec) -> bool:
         """Return whether products read on the device which experts were chosen, unsorted: those of
-        one token, without adapters, other ranks and a bound."""
+        one token, without adapters, other ranks, tokens that are left out and a bound."""
         is_alone = self._lora is None and not self._meetings.are_needed
-        return num_tokens == 1 and is_alone and not spec.bound
+        is_whole = spec.tokens is None
+        return num_tokens == 1 and is_alone and is_whole and not spec.bound
 
     def _sum_of_one(
         self,
@@ -393,7 +418,7 @@ def _weights(moe: MoE) -> list[Rows]:
 
 def _lays_out(spec: MoESpec, num_tokens: int) -> bool:
     """Return whether the launch that chooses experts lays their pairs out, too."""
-    return not spec.identities and lays_out(num_tokens, spec.num_experts)
+    return not spec.changes_choices and lays_out(num_tokens, spec.num_experts)
 
 
 def _rows(spec: MoESpec, num_tokens: int) -> int:

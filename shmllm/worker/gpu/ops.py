@@ -99,7 +99,7 @@ class GpuOps(StreamLaunches):
         self.latents = LatentAttentionOps(cache, inputs, buffers)
         self.recurrent = RecurrentOps(cache, inputs, buffers)
         self.mixtures = ExpertOps(
-            buffers.experts, self.products, lora, self.meetings, buffers.routed
+            inputs, buffers.experts, self.products, lora, self.meetings, buffers.routed
         )
         self._per_layer = PerLayerOps(self.products, inputs, buffers.per_layer)
         rest = self.norm, self.products, rotates_apart, ahead or {}

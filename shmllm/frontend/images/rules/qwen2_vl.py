@@ -69,7 +69,8 @@ class Qwen2VLRules(BoundedRules):
 
 @dataclass(frozen=True, kw_only=True)
 class OneFrameRules(Qwen2VLRules):
-    """The rules of transformers' `VideoLlama3ImageProcessor`: patches are not repeated."""
+    """The rules of transformers' `VideoLlama3ImageProcessor` and `Ernie4_5_VLMoeImageProcessor`:
+    patches are not repeated."""
 
     @classmethod
     def of(cls, options: Options) -> Self:

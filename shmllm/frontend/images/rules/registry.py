@@ -51,6 +51,8 @@ FAMILIES: dict[str, type[Rules]] = {
     deepseek_ocr.PROCESSOR_CLASS: DeepseekOcrRules,
     deepseek_vl2.PROCESSOR_CLASS: DeepseekVL2Rules,
     "DeepseekVLImageProcessor": JanusRules,
+    "Ernie4_5_VLMoeImageProcessor": OneFrameRules,
+    "Ernie4_5_VL_MoeImageProcessor": OneFrameRules,
     "GotOcr2ImageProcessor": InternVLRules,
     "GraniteDoclingImageProcessor": GraniteDoclingRules,
     "Lfm2VlImageProcessor": Lfm2VlRules,

@@ -15,6 +15,9 @@ from transformers.models.chinese_clip.image_processing_pil_chinese_clip import (
     ChineseCLIPImageProcessorPil,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
+    Ernie4_5_VLMoeImageProcessorPil,
+)
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
@@ -93,6 +96,9 @@ PROCESSORS: dict[str, Any] = {
     "qwen2": Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=40000),
     "qwen2, narrow bounds": Qwen2VLImageProcessorPil(min_pixels=20000, max_pixels=20100),
     "qwen3": Qwen2VLImageProcessorPil(**QWEN3, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+    "ernie4_5_vl": Ernie4_5_VLMoeImageProcessorPil(
+        size={"shortest_edge": 3136, "longest_edge": 40000}
+    ),
     "glm4v": Glm4vImageProcessorPil(size={"shortest_edge": 6272, "longest_edge": 80000}),
     "glm4v, narrow bounds": Glm4vImageProcessorPil(
         size={"shortest_edge": 40001, "longest_edge": 40203}
@@ -148,13 +154,13 @@ def inputs(settings: ImageSettings, tiles: Tiles) -> np.ndarray:
 
 
 def patches(planes: np.ndarray, processor: Any) -> np.ndarray:
-    """Qwen's order of pixels: [rows * columns, 3 * 2 * patch * patch]."""
+    """Qwen's order of pixels: [rows * columns, 3 * frames * patch * patch]."""
     side, merge = processor.patch_size, processor.merge_size
     rows, columns = (each // side for each in planes.shape[2:])
     split = planes.reshape(3, rows // merge, merge, side, columns // merge, merge, side)
     split = split.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-    twice = np.broadcast_to(split, (*split.shape[:5], 2, side, side))
-    return twice.reshape(rows * columns, -1)
+    repeated = (*split.shape[:5], processor.temporal_patch_size, side, side)
+    return np.broadcast_to(split, repeated).reshape(rows * columns, -1)
 
 
 IN_ROWS = HunYuanVLImageProcessorPil, VideoLlama3ImageProcessorPil

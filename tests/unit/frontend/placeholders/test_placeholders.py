@@ -23,6 +23,7 @@ from transformers import (
     CLIPVisionConfig,
     DeepseekOcr2Config,
     DeepseekVLConfig,
+    Ernie4_5_VLMoeConfig,
     Exaone4_5_Config,
     Gemma3Config,
     Gemma4Config,
@@ -57,6 +58,10 @@ from transformers.models.deepseek_vl.image_processing_pil_deepseek_vl import (
     DeepseekVLImageProcessorPil,
 )
 from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
+from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
+    Ernie4_5_VLMoeImageProcessorPil,
+)
+from transformers.models.ernie4_5_vl_moe.processing_ernie4_5_vl_moe import Ernie4_5_VLMoeProcessor
 from transformers.models.exaone4_5.processing_exaone4_5 import Exaone4_5_Processor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
@@ -117,6 +122,11 @@ GEMMA = {
 }
 GEMMA4 = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>"}
 GEMMA4 |= {"boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
+ERNIE = {
+    f"{kind}{place}_token": f"<|{kind.upper()}_{mark}|>"
+    for kind in ("image", "video")
+    for place, mark in (("", "PLACEHOLDER"), ("_start", "START"), ("_end", "END"))
+}
 IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>"]
 VISION = {"image_size": 64, "patch_size": 16}
 NAMES = ["llava", "llava, full", "llava, siglip", "idefics3", "qwen2", "qwen2.5", "qwen3", "gemma3"]
@@ -132,7 +142,7 @@ NAMES += [
     "qianfan_ocr, other text",
     "granite_docling",
 ]
-NAMES += ["ovis2", "ovis2, one token"]
+NAMES += ["ernie4.5", "ovis2", "ovis2, one token"]
 
 
 def pixtral_processor() -> Any:
@@ -259,6 +269,14 @@ def _qwen(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return processor, config | {"architectures": [f"{architecture}ForConditionalGeneration"]}
 
 
+def _ernie4_5_vl(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    tokenizer = tokens([*ERNIE.values()], **ERNIE)
+    images = Ernie4_5_VLMoeImageProcessorPil(size={"shortest_edge": 3136, "longest_edge": 20000})
+    processor = without_videos(Ernie4_5_VLMoeProcessor)(images, tokenizer, None)
+    config = Ernie4_5_VLMoeConfig(image_token_id=tokenizer.image_token_id).to_dict()
+    return processor, config | {"architectures": ["Ernie4_5_VLMoeForConditionalGeneration"]}
+
+
 def _gemma3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     tokenizer = tokens([*GEMMA.values()], newlines=5, **GEMMA)
     images = Gemma3ImageProcessorPil(size={"height": 64, "width": 64})
@@ -369,6 +387,7 @@ MAKERS = {
     "llava_next": _llava_next,
     "granite4_vision": _llava_next,
     "idefics3": _idefics3,
+    "ernie4.5": _ernie4_5_vl,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "qwen2": _qwen,
@@ -542,6 +561,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         (Glm46VConfig(), "Glm46VForConditionalGeneration", "image_token_id"),
         (GlmOcrConfig(), "GlmOcrForConditionalGeneration", "image_token_id"),
         (PaddleOCRVLConfig(), "PaddleOCRVLForConditionalGeneration", "image_token_id"),
+        (Ernie4_5_VLMoeConfig(), "Ernie4_5_VLMoeForConditionalGeneration", "image_token_id"),
         (GotOcr2Config(), "GotOcr2ForConditionalGeneration", "image_token_index"),
         (DeepseekOcr2Config(), "DeepseekOcr2ForConditionalGeneration", "image_token_id"),
         (Ovis2Config(), "Ovis2ForConditionalGeneration", "image_token_id"),

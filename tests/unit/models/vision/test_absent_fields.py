@@ -35,6 +35,11 @@ FEW: dict[str, dict[str, Any]] = {
         "text_config": SIZES | {"model_type": "hyperclovax", "vocab_size": 128_256},
         "vision_config": {"model_type": "qwen2_5_vl"},
     },
+    "Ernie4_5_VLMoe": {
+        "text_config": SIZES
+        | {"rope_parameters": {"rope_type": "default", "mrope_section": [3, 3, 2]}},
+        "vision_config": {"model_type": "ernie4_5_vl_moe_vision"},
+    },
     "VideoLlama3": {
         "text_config": SIZES | {"vocab_size": 151_936},
         "vision_config": {"model_type": "video_llama_3_vision"},

@@ -269,6 +269,21 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("dots_ocr", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
     ("dots_ocr", OUTER, {"attention_bias": False}, "attention_bias false is not supported"),
     ("dots_ocr", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("ernie4_5_vl_moe", VISION, {"model_type": "qwen2_vl"}, "supported: ernie4_5_vl_moe_vision"),
+    ("ernie4_5_vl_moe", VISION, {"temporal_merge_size": 3}, "temporal_merge_size 3 is not"),
+    ("ernie4_5_vl_moe", TEXT, {"use_bias": True}, "'use_bias' is not supported"),
+    ("ernie4_5_vl_moe", TEXT, {"moe_norm_min": 1e-6}, "moe_norm_min 1e-06 is not supported"),
+    ("ernie4_5_vl_moe", TEXT, {"moe_intermediate_size": 32}, "must list the widths of the experts"),
+    ("ernie4_5_vl_moe", TEXT, {"moe_intermediate_size": [32, "a"]}, "must be an integer"),
+    ("ernie4_5_vl_moe", TEXT, {"mlp_layer_types": ["dense"]}, "one type for each of 3 layers"),
+    (
+        "ernie4_5_vl_moe",
+        TEXT,
+        {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
+        "as many pairs of rows as of columns",
+    ),
+    ("ernie4_5_vl_moe", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
+    ("ernie4_5_vl_moe", OUTER, {"video_end_token_id": "x"}, "must be an integer"),
     ("video_llama_3", VISION, {"model_type": "siglip"}, "supported: video_llama_3_vision"),
     ("video_llama_3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
     ("video_llama_3", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
@@ -657,7 +672,8 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     assert vision.num_levels == levels.get(name, 0)
     assert vision.level_layers == ((0, 1, 2, 4, 5) if name == "granite4_vision" else ())
     any_size = name in ANY_SIZE
-    assert vision.has_axes == name.startswith(("glm", "hunyuan", "minicpmv4_7", "paddle", "qwen"))
+    with_axes = ("ernie", "glm", "hunyuan", "minicpmv4_7", "paddle", "qwen")
+    assert vision.has_axes == name.startswith(with_axes)
     assert vision.grid_axes == (4 if name == "hunyuan_vl" else 0)
     merged = {"minicpmv4_6": 4, "minicpmv4_7": 4, "video_llama_3": 1}
     assert vision.merge_size == (merged.get(name, 2) if any_size else 0)

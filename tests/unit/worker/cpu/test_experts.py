@@ -43,7 +43,7 @@ def test_no_layer_writes_the_number_by_which_another_one_counts_its_pieces() -> 
     number that changed meanwhile made it wait for ever."""
     program = FakeProgram()
     buffers = {SPEC: ExpertBuffers(_allocate, SPEC, HIDDEN, MAX_TOKENS)}
-    ops = ExpertOps(program, Products(program, None), 0, buffers)
+    ops = ExpertOps(program, Products(program, None), 0, 0, buffers)
     layers = [MoE(HIDDEN, SPEC, Storage(_allocate, torch.float32)) for _ in range(3)]
     for layer in layers:
         x = torch.zeros(MAX_TOKENS, HIDDEN)

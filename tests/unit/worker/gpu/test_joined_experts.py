@@ -15,6 +15,7 @@ from shmllm.models.matrices import MixedMatrix
 from shmllm.models.specs import MLPSpec, MoESpec
 from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.group import NoMeetings
+from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
 from shmllm.worker.gpu.products import GpuProducts
 
@@ -40,7 +41,7 @@ def mixture(spec: MoESpec) -> MoE:
 
 def parts(moe: MoE, meetings: NoMeetings | None = None, lora: GpuLora | None = None) -> int | None:
     """The number of parts of a shared expert; None: it has launches of its own."""
-    ops = ExpertOps({}, cast(GpuProducts, None), lora, meetings)
+    ops = ExpertOps(cast(GpuInputs, None), {}, cast(GpuProducts, None), lora, meetings)
     found = ops.joined_shared(moe)
     return None if found is None else found.parts
 
