@@ -139,6 +139,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_frames": 32,
     },
     "Siglip2ImageProcessor": {"resample": BILINEAR, "patch_size": 16, "max_num_patches": 256},
+    "BlipImageProcessor": {
+        "image_mean": _CLIP_MEAN,
+        "image_std": _CLIP_STD,
+        "resample": BICUBIC,
+        "size": {"height": 384, "width": 384},
+    },
     "SiglipImageProcessor": {"resample": BICUBIC, "size": {"height": 224, "width": 224}},
     "Glm46VImageProcessor": _GLM4V,
     "Glm4vImageProcessor": _GLM4V,

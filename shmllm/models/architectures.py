@@ -32,6 +32,7 @@ ARCHITECTURES: dict[str, str] = {
     "BgeM3EmbeddingModel": "bge_m3",
     "BioGptForCausalLM": "biogpt",
     "BitNetForCausalLM": "bitnet",
+    "Blip2ForConditionalGeneration": "blip_2",
     "BloomForCausalLM": "bloom",
     "CLIPModel": "clip",
     "CamembertModel": "roberta",

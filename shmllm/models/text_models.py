@@ -14,6 +14,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "Cohere2VisionForConditionalGeneration": ("cohere2",),
     "CLIPModel": ("clip_text_model",),
     "ChineseCLIPModel": ("chinese_clip_text_model",),
+    "Blip2ForConditionalGeneration": ("opt",),
     "ColModernVBertForRetrieval": ("modernbert",),
     "ColPaliForRetrieval": ("gemma", "gemma2"),
     "ColQwen2ForRetrieval": ("qwen2_vl_text",),

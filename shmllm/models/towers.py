@@ -41,6 +41,8 @@ from shmllm.models.text.specs import BartTower, GemmaTower, T5Tower, TextSpec
 from shmllm.models.text.t5 import T5Encoder
 from shmllm.models.tower import Tower
 from shmllm.models.vision.aya_vision import AyaVision
+from shmllm.models.vision.blip_2 import Blip2
+from shmllm.models.vision.blip_2_specs import Blip2Tower
 from shmllm.models.vision.deepseek_ocr import DeepseekOcr
 from shmllm.models.vision.deepseek_ocr2 import DeepseekOcr2
 from shmllm.models.vision.deepseek_vl2 import DeepseekVL2
@@ -147,6 +149,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     PaliGemmaTower: PaliGemma,
     PooledTower: Pooled,
     PooledSiglip2Tower: PooledSiglip2,
+    Blip2Tower: Blip2,
     DeepseekOcrTower: DeepseekOcr,
     DeepseekOcr2Tower: DeepseekOcr2,
     Qwen2Tower: Qwen2,

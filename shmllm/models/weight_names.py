@@ -103,6 +103,8 @@ TOWER_PREFIXES = {
         "spatial_projectors": ("",),
         "connector": ("",),
         "resampler_model": ("",),
+        "qformer": ("",),
+        "language_projection": ("",),
         "mlp1": ("",),
         "sam_model": ("",),
         "qwen2_model": ("",),
@@ -115,7 +117,7 @@ TOWER_PREFIXES = {
     for inner in inners
 } | {
     f"{outer}{name}": name
-    for name in ("image_newline", "view_seperator", "view_separator")
+    for name in ("image_newline", "view_seperator", "view_separator", "query_tokens")
     for outer in ("model.", "")
 }
 """The prefixes of the weights of towers, and what they stand for: files and the modules

@@ -133,6 +133,7 @@ MADE: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
     },
     "ernie4_5_vl_moe": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "blip_2": {"num_attention_heads": 2, "word_embed_proj_dim": 32},
     "granite4_vision": {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,

@@ -102,6 +102,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "hunyuan_vl",
         "video_llama_3",
         "aya_vision",
+        "blip_2",
         "cohere2_vision",
     )
     marked = [name if name in default else slow(name) for name in names if name not in without]

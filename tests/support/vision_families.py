@@ -1129,6 +1129,28 @@ FAMILIES = {
         processor=("Siglip", "siglip"),
         settings=HALF_MEAN | {"resample": BICUBIC, "size": _SQUARE, "image_seq_length": 16},
     ),
+    "blip_2": VisionFamily(
+        model="Blip2",
+        text=TEXT
+        | {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}
+        | {"max_position_embeddings": 512},
+        vision=VISION,
+        outer={
+            "num_query_tokens": 16,
+            "qformer_config": {
+                "hidden_size": 48,
+                "intermediate_size": 64,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+            },
+        },
+        marks=("</s>", "<s>", "<image>"),
+        image="<image>",
+        ids={"image_token_index": "<image>"},
+        chat="<image>",
+        processor=("Blip", "blip"),
+        settings=CLIP_MEAN | {"resample": BICUBIC, "size": _SQUARE},
+    ),
     "gemma4": _gemma4({"use_bidirectional_attention": "vision"}, {"standardize": True}),
     "gemma4_unified": _gemma4(
         {"use_bidirectional_attention": "vision", "attention_k_eq_v": True}

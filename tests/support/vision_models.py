@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from support import deepseek_vl2_model, dots_ocr_model, published_deepseek
+from support import blip_2_model, deepseek_vl2_model, dots_ocr_model, published_deepseek
 from support.kimi_files import save_published
 from support.one_thread import one_thread
 from support.torchvision_modules import import_without_torchvision
@@ -44,6 +44,7 @@ for _name in ("DeepseekVL2Config", "DeepseekVL2ForConditionalGeneration"):
     setattr(transformers, _name, getattr(deepseek_vl2_model, _name))
 transformers.DotsOCRConfig = dots_ocr_model.DotsOCRConfig
 transformers.DotsOCRForConditionalGeneration = dots_ocr_model.DotsOCRForCausalLM
+transformers.Blip2ForConditionalGeneration = blip_2_model.Blip2ForConditionalGeneration
 # Llama 4's class reads the attribute, which no class has, in transformers 5.24.
 transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
 

@@ -1,11 +1,11 @@
 """PaliGemma: as many image tokens as the tower has patches, before the beginning of the text, which
-ends with a newline."""
+ends with a newline. BLIP-2: as many as it has queries, before the beginning of the text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from shmllm.frontend.items.prepared import PreparedItem
 from shmllm.frontend.placeholders.family import Config, ImagePlaceholder, one_token
@@ -17,7 +17,10 @@ class PaliGemmaPlaceholder(ImagePlaceholder):
     """Attributes:
     tokens: the number of embeddings of an image.
     begin: the text of the token at the beginning of a text.
+    END: what a text ends with.
     """
+
+    END: ClassVar[str] = "\n"
 
     tokens: int
     begin: str
@@ -40,7 +43,7 @@ class PaliGemmaPlaceholder(ImagePlaceholder):
         if self.mark not in text:
             text = self.mark * count + text
         end = text.rfind(self.mark) + len(self.mark)
-        return f"{text[:end]}{self.begin}{text[end:].removesuffix(_NEWLINE)}{_NEWLINE}"
+        return f"{text[:end]}{self.begin}{text[end:].removesuffix(self.END)}{self.END}"
 
     def count(self, grid: Grid) -> int:
         return self.tokens
@@ -49,4 +52,18 @@ class PaliGemmaPlaceholder(ImagePlaceholder):
         return self.token * self.tokens
 
 
-_NEWLINE = "\n"
+@dataclass(frozen=True, kw_only=True)
+class Blip2Placeholder(PaliGemmaPlaceholder):
+    """The text that transformers' `Blip2Processor` writes."""
+
+    END: ClassVar[str] = ""
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        token = config.integer("image_token_index", "image_token_id", minimum=0)
+        return cls(
+            **one_token(texts.get("image_token", "<image>"), token),
+            side=config.table("vision_config").integer("image_size", default=224),
+            tokens=config.integer("num_query_tokens", default=32),
+            begin=texts.get("bos_token", "</s>"),
+        )

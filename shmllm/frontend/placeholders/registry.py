@@ -81,7 +81,7 @@ from shmllm.frontend.placeholders.muse_glimmer import (
     MuseGlimmerVideoPlaceholder,
 )
 from shmllm.frontend.placeholders.ovis2 import Ovis2Placeholder
-from shmllm.frontend.placeholders.paligemma import PaliGemmaPlaceholder
+from shmllm.frontend.placeholders.paligemma import Blip2Placeholder, PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.parakeet import CohereAsrPlaceholder, ParakeetPlaceholder
 from shmllm.frontend.placeholders.qwen2_audio import (
     AudioFlamingoPlaceholder,
@@ -119,6 +119,7 @@ from shmllm.params.items import Modality
 FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "AudioFlamingo3ForConditionalGeneration": (AudioFlamingoPlaceholder,),
     "AyaVisionForConditionalGeneration": (AyaVisionPlaceholder,),
+    "Blip2ForConditionalGeneration": (Blip2Placeholder,),
     "Cohere2VisionForConditionalGeneration": (Cohere2VisionPlaceholder,),
     "CanaryForConditionalGeneration": (ParakeetPlaceholder,),
     "CohereAsrForConditionalGeneration": (CohereAsrPlaceholder,),

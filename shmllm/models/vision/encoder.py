@@ -1,4 +1,4 @@
-"""The encoders of CLIP and SigLIP: what they share, and the weights of both.
+"""The encoders of CLIP, SigLIP and BLIP-2: what they share, and the weights of both.
 
 Their names are those that transformers' modules have below the encoder.
 """
@@ -31,12 +31,13 @@ class Encoder:
         self.spec = spec
         is_clip, width, size = spec.kind == "clip", spec.hidden_size, spec.patch_size
         at = f"{prefix}embeddings"
-        self._class = tower.tensor(f"{at}.class_embedding", width) if is_clip else None
+        has_class = spec.kind in ("clip", "blip")
+        self._class = tower.tensor(f"{at}.class_embedding", width) if has_class else None
         self._patches = tower.make_dense(
             f"{at}.patch_embedding", width, 3, size, size, bias=not is_clip
         )
         self._positions = tower.tensor(
-            f"{at}.position_embedding.weight", spec.side**2 + is_clip, width
+            f"{at}.position_embedding.weight", spec.side**2 + has_class, width
         )
         self._first_norm = (
             tower.make_layer_norm(f"{prefix}pre_layrnorm", width, spec.eps) if is_clip else None

@@ -40,8 +40,8 @@ class EncoderSpec:
 
     Attributes:
         kind: "clip": a class token, a norm before the layers and patches without a bias; "siglip":
-            patches with a bias; "internvl": a class token, and patches with a bias; "llama4": see
-            `Llama4Tower`; "sam": see `SamTower`; "aimv2": see `Ovis2Tower`.
+            patches with a bias; "internvl" and "blip": a class token, and patches with a bias;
+            "llama4": see `Llama4Tower`; "sam": see `SamTower`; "aimv2": see `Ovis2Tower`.
         hidden_size: the width of the stream.
         num_layers: how many layers are computed.
         num_heads: the number of heads.
@@ -55,7 +55,7 @@ class EncoderSpec:
             image, rounded down in float32, as in Idefics3.
     """
 
-    kind: Literal["clip", "siglip", "internvl", "llama4", "sam", "aimv2"]
+    kind: Literal["clip", "siglip", "blip", "internvl", "llama4", "sam", "aimv2"]
     hidden_size: int
     num_layers: int
     num_heads: int

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shmllm.models.rope_config import UNTIMED, VideoTimes
+from shmllm.models.vision.blip_2_specs import Blip2Tower
 from shmllm.models.vision.canvas import CanvasMarks
 from shmllm.models.vision.deepseek_vl2_specs import DeepseekVL2Tower
 from shmllm.models.vision.dots_ocr_specs import DotsOcrTower
@@ -233,6 +234,7 @@ TowerSpec = (
     | PaliGemmaTower
     | PooledTower
     | PooledSiglip2Tower
+    | Blip2Tower
     | GotOcr2Tower
     | DeepseekOcrTower
     | DeepseekOcr2Tower

@@ -37,6 +37,7 @@ from shmllm.frontend.images.rules.siglip import SiglipRules
 from shmllm.frontend.images.rules.siglip2 import Siglip2Rules
 
 FAMILIES: dict[str, type[Rules]] = {
+    "BlipImageProcessor": SiglipRules,
     "CLIPImageProcessor": ClipRules,
     "ChineseCLIPImageProcessor": ClipRules,
     "LlavaImageProcessor": ClipRules,

@@ -13,7 +13,7 @@ from shmllm.frontend.images.rules.sides import FIXED, SHORTEST, fixed_sides, res
 
 @dataclass(frozen=True)
 class SiglipRules(Rules):
-    """The rules of transformers' `SiglipImageProcessor`.
+    """The rules of transformers' `SiglipImageProcessor` and `BlipImageProcessor`.
 
     Attributes:
         size: the sides of the resized image, in pixels; None if it keeps its size.

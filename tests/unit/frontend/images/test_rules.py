@@ -14,6 +14,7 @@ from support.variants import slow
 from transformers.models.chinese_clip.image_processing_pil_chinese_clip import (
     ChineseCLIPImageProcessorPil,
 )
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
@@ -89,6 +90,7 @@ PROCESSORS: dict[str, Any] = {
     "siglip2, few patches": Siglip2ImageProcessorPil(
         max_num_patches=30, patch_size=7, resample=3, image_mean=[0.4] * 3
     ),
+    "blip": BlipImageProcessorPil(),
     "idefics3": Idefics3ImageProcessorPil(**SPLIT, **ROWS),
     "idefics3, whole": Idefics3ImageProcessorPil(**SPLIT, **ROWS, do_image_splitting=False),
     "idefics3, not resized": Idefics3ImageProcessorPil(**SPLIT, **ROWS, do_resize=False),

@@ -17,6 +17,11 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 FEW: dict[str, dict[str, Any]] = {
+    "Blip2": {
+        "text_config": {"model_type": "opt", "vocab_size": 50_304},
+        "vision_config": {"model_type": "blip_2_vision_model"},
+        "image_token_index": 50_265,
+    },
     "DeepseekVL": {
         "text_config": SIZES | {"model_type": "llama", "vocab_size": 102_400},
         "vision_config": {"model_type": "siglip_vision_model"},

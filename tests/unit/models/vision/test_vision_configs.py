@@ -159,6 +159,7 @@ MISTRAL_SMALL_3_1: dict[str, Any] = {
 """Fields as the files of the models' authors have them: those that differ from a default."""
 
 VISION, OUTER, TEXT = "vision_config", "", "text_config"
+QFORMER = "qformer_config"
 SAM, READER = f"{VISION}.sam_config", f"{VISION}.encoder_config"
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     (
@@ -238,6 +239,18 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("exaone4_5", VISION, {"out_hidden_size": 32}, r"out_hidden_size \(32\) differs from the lang"),
     ("exaone4_5", OUTER, {"image_token_id": 512}, "is no token of a vocabulary of 512"),
     ("exaone4_5", TEXT, {"model_type": "exaone_moe"}, "model_type 'exaone_moe' is not supported"),
+    ("blip_2", VISION, {"model_type": "siglip_vision_model"}, "supported: blip_2_vision_model"),
+    ("blip_2", VISION, {"qkv_bias": False}, "qkv_bias false is not supported; supported: true"),
+    ("blip_2", VISION, {"image_size": [64, 64]}, "'image_size' must be an integer"),
+    ("blip_2", VISION, {"patch_size": 65}, "'patch_size' must be an integer of at most 64"),
+    ("blip_2", VISION, {"num_attention_heads": 3}, r"num_attention_heads \(3\) must divide"),
+    ("blip_2", VISION, {"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+    ("blip_2", OUTER, {"image_token_index": None}, "image_token_index is missing"),
+    ("blip_2", OUTER, {"image_token_index": 512}, "is no token of a vocabulary of 512"),
+    ("blip_2", OUTER, {"num_query_tokens": 0}, "'num_query_tokens' must be an integer of at least"),
+    ("blip_2", TEXT, {"model_type": "t5"}, "model_type 't5' is not supported"),
+    ("blip_2", QFORMER, {"use_qformer_text_input": True}, "use_qformer_text_input true is not"),
+    ("blip_2", QFORMER, {"model_type": "bert"}, "supported: blip_2_qformer"),
     ("hunyuan_vl", VISION, {"model_type": "siglip"}, "supported: hunyuan_vl_vision, hunyuan_vl"),
     (
         "hunyuan_vl",
