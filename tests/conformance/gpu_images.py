@@ -123,6 +123,7 @@ MADE: dict[str, dict[str, Any]] = {
     "got_ocr2": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "mistral3": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "muse_glimmer": {"num_attention_heads": 2, "num_key_value_heads": 1, **LAYERS},
+    "pixtral": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "lighton_ocr": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "hunyuan_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
@@ -165,6 +166,7 @@ GRIDS: dict[str, list[Grid]] = {
     "glm_ocr": [(1, 4, 6), (1, 4, 2)],
     "paddleocr_vl": [(1, 4, 6), (1, 4, 2)],
     "mistral3": [(1, 4, 6), (1, 4, 2)],
+    "pixtral": [(1, 2, 3), (1, 2, 1)],
     "muse_glimmer": [(1, 4, 6), (1, 4, 2)],
     "lighton_ocr": [(1, 4, 6), (1, 5, 3)],
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
@@ -271,7 +273,7 @@ def vision_embeds(model: Any, name: str, grid: Grid) -> int:
     if name == "granite4_vision":
         return 2 * 2 + 2 * (2 + 1)
     if name in GRIDS:
-        side = {"video_llama_3": 1, "minicpmv4_7": 4}.get(name, 2)
+        side = {"video_llama_3": 1, "pixtral": 1, "minicpmv4_7": 4}.get(name, 2)
         rows, columns = grid[1] // side, grid[2] // side
         return rows * (columns + 1) + 2 if name == "hunyuan_vl" else rows * columns
     return 4 if name == "granite_docling" else 16

@@ -87,6 +87,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "deepseek_vl2",
         "minicpm_ocr",
         "mistral3",
+        "pixtral",
         "lighton_ocr",
         "glm_ocr",
         "paddleocr_vl",

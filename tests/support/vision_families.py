@@ -832,6 +832,19 @@ FAMILIES = {
             "spatial_merge_size": 2,
         },
     ),
+    "pixtral": VisionFamily(
+        model="Llava",
+        text=TEXT | {"model_type": "mistral"},
+        vision=VISION | {"model_type": "pixtral"},
+        outer={"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        marks=(*_CHATML, "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        image="[IMG]",
+        ids={"image_token_index": "[IMG]"},
+        chat="[IMG]",
+        processor=("Pixtral", "pixtral"),
+        settings=CLIP_MEAN
+        | {"resample": BICUBIC, "size": {"longest_edge": 2 * IMAGE_SIZE}, "patch_size": 16},
+    ),
     "lighton_ocr": VisionFamily(
         model="LightOnOcr",
         text=TEXT | {"model_type": "qwen3", "head_dim": 16},

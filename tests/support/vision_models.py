@@ -90,7 +90,7 @@ ANY_SIZE = tuple(
     if name.startswith(
         ("dots", "ernie", "exaone", "gemma4", "glm", "hunyuan", "hyper", "kimi", "lfm", "lighton")
     )
-    or name.startswith(("minicpm", "mistral", "muse", "paddle", "qwen", "video"))
+    or name.startswith(("minicpm", "mistral", "muse", "paddle", "pixtral", "qwen", "video"))
 )
 """Families whose tower takes images of any size."""
 AXES = ("ernie", "gemma4", "glm", "hunyuan", "minicpmv4_7", "paddle", "qwen")

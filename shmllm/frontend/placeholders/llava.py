@@ -28,6 +28,7 @@ from shmllm.frontend.placeholders.family import (
     VideoPlaceholder,
     one_token,
 )
+from shmllm.frontend.placeholders.mistral3 import PixtralPlaceholder
 from shmllm.frontend.videos.rules.family import VideoRules
 from shmllm.frontend.videos.rules.tiles import TilesVideoRules
 from shmllm.params.items import Grid
@@ -52,6 +53,11 @@ class LlavaPlaceholder(ImagePlaceholder):
     TOKEN: ClassVar[int] = 32000
 
     tokens: int
+
+    @classmethod
+    def is_taken(cls, config: Config) -> bool:
+        """Whether the model has none of Pixtral's towers; see `PixtralPlaceholder`."""
+        return not PixtralPlaceholder.is_taken(config)
 
     @classmethod
     def of(cls, config: Config, texts: Mapping[str, str]) -> Self:

@@ -73,7 +73,7 @@ from shmllm.frontend.placeholders.minicpmv4_6 import (
     MiniCPMOcrPlaceholder,
     MiniCPMVPlaceholder,
 )
-from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder
+from shmllm.frontend.placeholders.mistral3 import Mistral3Placeholder, PixtralPlaceholder
 from shmllm.frontend.placeholders.moonshine import MoonshinePlaceholder
 from shmllm.frontend.placeholders.moss import MossPlaceholder
 from shmllm.frontend.placeholders.muse_glimmer import (
@@ -163,7 +163,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "KimiK25ForConditionalGeneration": (KimiK25Placeholder,),
     "KimiVLForConditionalGeneration": (KimiVLPlaceholder,),
     "Kimi_K25ForConditionalGeneration": (KimiK25Placeholder,),
-    "LlavaForConditionalGeneration": (LlavaPlaceholder,),
+    "LlavaForConditionalGeneration": (LlavaPlaceholder, PixtralPlaceholder),
     "LlavaNextForConditionalGeneration": (LlavaNextPlaceholder,),
     "LlavaNextVideoForConditionalGeneration": (
         LlavaNextVideoImagePlaceholder,

@@ -38,7 +38,7 @@ def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     token = read_item_token(
         fields, ("image_token_id", "image_token_index"), 151_655, config.vocab_size
     )
-    tower = mistral3.read_tower(fields, config)
+    tower = mistral3.read_tower(fields, whole, config.norm.eps)
     if tower is None:
         return None
     tower = replace(tower, leaves_rest=True)

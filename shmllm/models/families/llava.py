@@ -1,4 +1,4 @@
-"""LLaVA: CLIP or SigLIP, two projections, and the language model of another family."""
+"""LLaVA: CLIP, SigLIP or Pixtral's tower, two projections, and another family's language model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.families import mistral3
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import (
     read_clip,
@@ -58,7 +59,9 @@ DEFAULTS = Defaults()
 
 def configure(fields: Fields) -> ModelConfig:
     config = read_text_model(fields)
-    return replace(config, vision=read_vision(fields, config.vocab_size))
+    kind = fields.whole.table("vision_config").get("model_type")
+    read = _read_pixtral if kind == "pixtral" else read_vision
+    return replace(config, vision=read(fields, config.vocab_size))
 
 
 def read_text_model(fields: Fields, default: str = "llama") -> ModelConfig:
@@ -75,6 +78,30 @@ def read_text_model(fields: Fields, default: str = "llama") -> ModelConfig:
     defaults = _SIZES | _TEXT_DEFAULTS[text]
     config: ModelConfig = family.configure(fields.with_defaults(defaults))
     return config
+
+
+def _read_pixtral(fields: Fields, vocab_size: int) -> VisionSpec:
+    """Returns what the model computes of images by Pixtral's tower, whose patches are of no squares
+    and have no token before them."""
+    whole, names = fields.whole, ("image_token_index", "image_token_id")
+    strategy = whole.text("vision_feature_select_strategy", DEFAULTS.strategy)
+    if strategy != "full":
+        raise whole.error(
+            f"vision_feature_select_strategy {strategy!r} is not supported with Pixtral's tower; "
+            "supported: full"
+        )
+    given = {
+        "vision_feature_layer": DEFAULTS.layer,
+        "multimodal_projector_bias": True,
+        "spatial_merge_size": 1,
+    }
+    tower = mistral3.read_tower(fields, whole.with_defaults(given), 0.0)
+    assert tower is not None, "there is a vision_config"
+    return VisionSpec(
+        image_token=read_item_token(fields, names, DEFAULTS.image_token, vocab_size),
+        tower=replace(tower, merges=False),
+        merge_size=1,
+    )
 
 
 def read_vision(

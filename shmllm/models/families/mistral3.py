@@ -40,24 +40,25 @@ def configure(fields: Fields) -> ModelConfig:
 
 def read_vision(fields: Fields, config: ModelConfig) -> VisionSpec | None:
     """Returns what the model computes of images; None: it has no ``vision_config``."""
-    tower = read_tower(fields, config)
+    tower = read_tower(fields, fields.whole, config.norm.eps)
     if tower is None:
         return None
     token = read_item_token(fields, ("image_token_index", "image_token_id"), 10, config.vocab_size)
     return VisionSpec(image_token=token, tower=tower, merge_size=tower.merge_size)
 
 
-def read_tower(fields: Fields, config: ModelConfig) -> PixtralTower | None:
+def read_tower(fields: Fields, whole: Fields, eps: float) -> PixtralTower | None:
     """Returns Pixtral's tower and the projections behind it; None: there is no ``vision_config``.
 
     Args:
         fields: what `configure` got.
-        config: that of the language model, whose norms have the eps of the projections' norm.
+        whole: the fields around ``vision_config``, perhaps with other defaults.
+        eps: of the projections' norm.
     """
     vision = vision_fields(fields, "pixtral")
     if vision is None:
         return None
-    whole, hidden_size = fields.whole, vision.integer("hidden_size", 1024)
+    hidden_size = vision.integer("hidden_size", 1024)
     num_heads = read_num_heads(vision, "num_attention_heads", 16, hidden_size)
     head_dim = hidden_size // num_heads
     check_rotated_heads(vision, head_dim)
@@ -74,7 +75,7 @@ def read_tower(fields: Fields, config: ModelConfig) -> PixtralTower | None:
         merge_size=whole.integer("spatial_merge_size", 2),
         activation=read_vision_activation(vision, "hidden_act", "gelu"),
         theta=read_theta(vision),
-        eps=config.norm.eps,
+        eps=eps,
         projector_activation=read_vision_activation(whole, "projector_hidden_act", "gelu"),
         bias=whole.flag("multimodal_projector_bias", False),
     )

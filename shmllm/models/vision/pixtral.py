@@ -1,5 +1,5 @@
-"""The tower of Mistral 3 and LightOnOCR: Pixtral's encoder, a projection of squares of patches, and
-two more."""
+"""The tower of Mistral 3, LightOnOCR and Pixtral: Pixtral's encoder, a projection of squares of
+patches, which Pixtral itself lacks, and two more."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ class Pixtral(Tower):
         self._patches = self.make_dense(f"{_ENCODER}patch_conv", width, 3, size, size, bias=False)
         self._first_norm = self.make_rms_norm(f"{_ENCODER}ln_pre", width, _EPS)
         self._layers = [_Layer(spec, f"{_LAYERS}{layer}", self) for layer in range(spec.num_layers)]
-        self._norm = self.make_rms_norm(f"{_PROJECTOR}norm", width, spec.eps)
-        self._merger = self.make_dense(
-            f"{_PROJECTOR}patch_merger.merging_layer", width, width * spec.merge_size**2, bias=False
-        )
+        self._merger = _Merger(spec, self) if spec.merges else None
         self._up = self.make_dense(f"{_PROJECTOR}linear_1", hidden_size, width, bias=bias)
         self._down = self.make_dense(f"{_PROJECTOR}linear_2", hidden_size, hidden_size, bias=bias)
         self.unused = tuple(
@@ -44,10 +41,25 @@ class Pixtral(Tower):
         rotation = Rotation(grid, spec, x.device, alternating=True)
         for layer in self._layers:
             x = layer(x, rotation)
-        in_squares = spec.num_squares(*grid[1:]) * spec.merge_size**2
-        squares = self._norm(x[:in_squares]).unflatten(0, (-1, spec.merge_size**2))
-        merged = self._merger(squares.transpose(1, 2).flatten(1))
-        return self._down(ACTIVATIONS[spec.projector_activation](self._up(merged)))
+        if self._merger is not None:
+            x = self._merger(x[: spec.num_squares(*grid[1:]) * spec.merge_size**2])
+        return self._down(ACTIVATIONS[spec.projector_activation](self._up(x)))
+
+
+class _Merger:
+    """A norm of patches, and a projection of squares of them."""
+
+    def __init__(self, spec: PixtralTower, tower: Tower) -> None:
+        width, self._count = spec.hidden_size, spec.merge_size**2
+        self._norm = tower.make_rms_norm(f"{_PROJECTOR}norm", width, spec.eps)
+        self._dense = tower.make_dense(
+            f"{_PROJECTOR}patch_merger.merging_layer", width, width * self._count, bias=False
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Runs them: [patches, width], square by square -> [squares, width]."""
+        squares = self._norm(x).unflatten(0, (-1, self._count))
+        return self._dense(squares.transpose(1, 2).flatten(1))
 
 
 class _Layer:

@@ -259,12 +259,14 @@ class PixtralTower(RotatedTower):
         eps: of the norm behind the layers.
         projector_activation: the activation between the last two projections.
         bias: whether these have a bias.
+        merges: whether they read a projection of squares, behind a norm, and not patches.
     """
 
     num_stored: int
     eps: float
     projector_activation: VisionActivation
     bias: bool
+    merges: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

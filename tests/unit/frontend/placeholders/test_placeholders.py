@@ -142,7 +142,7 @@ NAMES += [
     "qianfan_ocr, other text",
     "granite_docling",
 ]
-NAMES += ["ernie4.5", "ovis2", "ovis2, one token"]
+NAMES += ["ernie4.5", "pixtral", "ovis2", "ovis2, one token"]
 
 
 def pixtral_processor() -> Any:
@@ -369,10 +369,15 @@ def _mistral3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     if name.endswith("other tokens"):
         texts = {"image_token": "<see>", "image_break_token": "<break>"}
     texts["image_end_token"] = "[IMG_END]"
+    merge = 1 if name == "pixtral" else 2
     images = pixtral_on_pillow.PixtralImageProcessorPil(size={"longest_edge": 150})
     processor = pixtral_processor()(
-        images, tokens([*texts.values()]), patch_size=14, spatial_merge_size=2, **texts
+        images, tokens([*texts.values()]), patch_size=14, spatial_merge_size=merge, **texts
     )
+    if merge == 1:
+        vision = {"model_type": "pixtral", "patch_size": 14}
+        llava = LlavaConfig(vision_config=vision, image_token_index=processor.image_token_id)
+        return processor, llava.to_dict() | {"architectures": ["LlavaForConditionalGeneration"]}
     config = Mistral3Config(
         vision_config={"model_type": "pixtral", "patch_size": 14},
         image_token_index=processor.image_token_id,
@@ -392,6 +397,7 @@ MAKERS = {
     "gemma4": _gemma4,
     "qwen2": _qwen,
     "mistral3": _mistral3,
+    "pixtral": _mistral3,
     "internvl": _internvl,
     "qianfan_ocr": _internvl,
     "granite_docling": _granite_docling,

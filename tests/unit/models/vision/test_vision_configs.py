@@ -165,8 +165,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     (
         "llava",
         VISION,
-        {"model_type": "pixtral"},
-        "vision_config: model_type 'pixtral' is not supported",
+        {"model_type": "aimv2"},
+        "vision_config: model_type 'aimv2' is not supported",
     ),
     ("llava", VISION, {"hidden_act": "relu"}, "vision_config: hidden_act 'relu' is not supported"),
     ("llava", VISION, {"num_channels": 1}, "num_channels 1 is not supported; supported: 3"),
@@ -562,6 +562,10 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("muse_glimmer", TEXT, {"layer_rope_theta": [1e4, 0, 5.0, 0]}, "layer_rope_theta 5.0 is not"),
     ("muse_glimmer", TEXT, {"layer_rope_theta": [0]}, "must have a number for each of 4 layers"),
     ("muse_glimmer", TEXT, {"hidden_activation": "x"}, "hidden_activation 'x' is not supported"),
+    ("pixtral", OUTER, {"vision_feature_select_strategy": "default"}, "with Pixtral's tower"),
+    ("pixtral", OUTER, {"vision_feature_layer": 3}, "layer 3 is none of the 2 layers"),
+    ("pixtral", OUTER, {"image_token_index": 512}, r"image_token_index \(512\) is no token"),
+    ("pixtral", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
     ("mistral3", VISION, {"model_type": "clip_vision_model"}, "supported: pixtral"),
     ("mistral3", VISION, {"num_attention_heads": 16}, "heads of 2 elements cannot be rotated"),
     ("mistral3", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
@@ -688,7 +692,7 @@ def test_every_family_says_what_a_prompt_needs(name: str, configs: Configs, tmp_
     with_axes = ("ernie", "glm", "hunyuan", "minicpmv4_7", "paddle", "qwen")
     assert vision.has_axes == name.startswith(with_axes)
     assert vision.grid_axes == (4 if name == "hunyuan_vl" else 0)
-    merged = {"minicpmv4_6": 4, "minicpmv4_7": 4, "video_llama_3": 1}
+    merged = {"minicpmv4_6": 4, "minicpmv4_7": 4, "video_llama_3": 1, "pixtral": 1}
     assert vision.merge_size == (merged.get(name, 2) if any_size else 0)
     of_images: dict[str, Any] = FAMILIES[name].vision
     assert vision.patch_size == of_images.get("sam_config", of_images)["patch_size"]
