@@ -90,13 +90,12 @@ def _read_pixtral(fields: Fields, vocab_size: int) -> VisionSpec:
             f"vision_feature_select_strategy {strategy!r} is not supported with Pixtral's tower; "
             "supported: full"
         )
-    given = {
-        "vision_feature_layer": DEFAULTS.layer,
-        "multimodal_projector_bias": True,
-        "spatial_merge_size": 1,
-    }
+    given = {"vision_feature_layer": DEFAULTS.layer, "multimodal_projector_bias": True}
+    given |= {"spatial_merge_size": 1}
     tower = mistral3.read_tower(fields, whole.with_defaults(given), 0.0)
     assert tower is not None, "there is a vision_config"
+    if tower.merge_size != 1:
+        raise whole.error(f"spatial_merge_size {tower.merge_size} is not supported; supported: 1")
     return VisionSpec(
         image_token=read_item_token(fields, names, DEFAULTS.image_token, vocab_size),
         tower=replace(tower, merges=False),

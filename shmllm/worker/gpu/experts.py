@@ -9,7 +9,8 @@ from shmllm.models.experts import ExpertLinear, MoE
 from shmllm.models.layers import Allocator, Norm
 from shmllm.models.matrices import MixedMatrix
 from shmllm.models.routing import Routing
-from shmllm.models.specs import MoESpec, TokenKind
+from shmllm.models.specs import MoESpec
+from shmllm.worker.gpu.expert_choice import TokenKinds, choice_of
 from shmllm.worker.gpu.group import NoMeetings
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm.worker.gpu.lora import GpuLora
@@ -28,7 +29,6 @@ from shmllm_kernels.gpu.experts import down, gate_and_up
 from shmllm_kernels.gpu.few_routing import route_rows, takes
 from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.identities import take_identities
-from shmllm_kernels.gpu.left_out import leave_out
 from shmllm_kernels.gpu.packings import Rows
 from shmllm_kernels.gpu.pair_layout import LayoutScratch, PairLayout, lays_out
 from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
@@ -36,7 +36,6 @@ from shmllm_kernels.gpu.routing import route
 from shmllm_kernels.gpu.row_operands import Activation
 from shmllm_kernels.gpu.shared_expert import SharedExpert, joined, parts_of
 from shmllm_kernels.gpu.single_row import config_of, multiply_row
-from shmllm_kernels.reference.moe import Choice
 
 
 class ExpertBuffers:
@@ -118,12 +117,7 @@ class ExpertOps:
         routed: Tensor | None = None,
     ) -> None:
         self._routed = routed
-        self._inputs = inputs
-        self._listed = {
-            spec.tokens: torch.tensor(spec.tokens.ids, device=inputs.last_tokens.device)
-            for spec in buffers
-            if spec.tokens is not None
-        }
+        self._kinds = TokenKinds(inputs, buffers)
         self._meetings = meetings or NoMeetings()
         self._buffers = buffers
         self._products = products
@@ -150,23 +144,15 @@ class ExpertOps:
         self._multiply_router(logits, x, moe)
         route(
             routing.ids, routing.weights, logits[:, : moe.spec.num_choices], query_starts,
-            _choice_of(moe.spec), moe.correction, moe.scale, layout,
+            choice_of(moe.spec), moe.correction, moe.scale, layout,
         )  # fmt: skip
         if moe.spec.tokens is not None:
-            self._leave_out(moe.spec.tokens, routing)
+            self._kinds.leave_out(moe.spec.tokens, routing)
         self._report(moe, routing.ids)
         if moe.spec.identities:
             out = self._buffers[moe.spec].identities[: len(x)]
             take_identities(out, x, routing.ids, routing.weights, moe.spec.num_experts)
         return routing
-
-    def _leave_out(self, kind: TokenKind, routing: Routing) -> None:
-        """Launch that tokens of another kind go to no expert."""
-        ids, inputs = routing.ids, self._inputs
-        leave_out(
-            ids, routing.weights, inputs.step.token_ids[: len(ids)], inputs.last_tokens,
-            self._listed[kind], kind.are_listed,
-        )  # fmt: skip
 
     def added_rows(self, moe: MoE, num_tokens: int) -> Tensor | None:
         """Return what is added to the sums over experts, [tokens, width], if there is something."""
@@ -204,7 +190,7 @@ class ExpertOps:
         route_rows(
             routing.ids, routing.weights, logits, moe.spec.num_experts, normed, x,
             norm_of_rows(norm), router.weight, router.bias, query_starts,
-            self._buffers[moe.spec].scratch.num_done, _choice_of(moe.spec), moe.correction,
+            self._buffers[moe.spec].scratch.num_done, choice_of(moe.spec), moe.correction,
             moe.scale, layout, self._products.is_dependent, factor, norm_of_rows(experts_norm),
         )  # fmt: skip
         self._report(moe, routing.ids)
@@ -396,20 +382,6 @@ def _gate_factors(spec: MoESpec, routing: Routing) -> Tensor | None:
     """Return what gates are multiplied by. With a weight w of its inputs an expert returns
     ``down(act(w * gate) * w * up)``: that is ``w * down(act(w * gate) * up)``."""
     return routing.weights if spec.weighs_inputs else None
-
-
-def _choice_of(spec: MoESpec) -> Choice:
-    return Choice(
-        divides_by_all=spec.divides_by_all,
-        is_sigmoid=spec.scoring in ("sigmoid", "sigmoid_of_top"),
-        ranks_logits=spec.scoring == "sigmoid_of_top",
-        total_eps=spec.total_eps,
-        num_groups=spec.num_groups,
-        top_groups=spec.top_groups,
-        num_best=spec.best_of_group,
-        scale=spec.weight_scale,
-        mixer_limit=spec.mixer_limit,
-    )
 
 
 def _weights(moe: MoE) -> list[Rows]:

@@ -563,6 +563,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("muse_glimmer", TEXT, {"layer_rope_theta": [0]}, "must have a number for each of 4 layers"),
     ("muse_glimmer", TEXT, {"hidden_activation": "x"}, "hidden_activation 'x' is not supported"),
     ("pixtral", OUTER, {"vision_feature_select_strategy": "default"}, "with Pixtral's tower"),
+    ("pixtral", OUTER, {"spatial_merge_size": 2}, "spatial_merge_size 2 is not supported"),
     ("pixtral", OUTER, {"vision_feature_layer": 3}, "layer 3 is none of the 2 layers"),
     ("pixtral", OUTER, {"image_token_index": 512}, r"image_token_index \(512\) is no token"),
     ("pixtral", VISION, {"head_dim": 8}, "head_dim 8 is not supported; supported: 16"),
