@@ -278,6 +278,7 @@ def test_the_old_type_of_sections_reads_the_same() -> None:
     assert axes(found) == (0, 0, 1, 1, 1, 2, 2, 2)
     assert axes(replace(found, mixes_axes=True)) == (0, 1, 2, 0, 1, 2, 0, 1)
     assert axes(replace(found, sections=(6, 1, 1), mixes_axes=True)) == (0, 1, 2, 0, 0, 0, 0, 0)
+    assert axes(replace(found, sections=(2, 2, 4), time_last=True)) == (1, 2, 1, 2, 0, 0, 0, 0)
     plain = replace(found, sections=())
     assert axes(plain) == (0,) * 8
     assert not count_axes([plain])
