@@ -46,7 +46,7 @@ WITHOUT_GRID = (
 WITH_GRID = (
     *("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen2_5_omni", "qwen3_omni_moe"),
     *("glm4v", "glm46v", "glm_ocr", "exaone4_5", "hyperclovax_vision_v2", "dots_ocr"),
-    *("paddleocr_vl", "lfm3_vl", "video_llama_3"),
+    *("paddleocr_vl", "lfm3_vl", "video_llama_3", "ernie4_5_vl_moe"),
 )
 FAST = "internvl", "qwen3_vl"
 RANDOM = np.random.default_rng(5)

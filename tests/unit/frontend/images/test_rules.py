@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.variants import slow
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.chinese_clip.image_processing_pil_chinese_clip import (
     ChineseCLIPImageProcessorPil,
 )
-from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
