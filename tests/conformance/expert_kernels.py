@@ -35,7 +35,7 @@ ACTIVATIONS = [
     ("relu_squared", True),
     slow("gelu", True),
 ]
-BOUNDED = (("silu_bounded", False), ("silu_clamped", False))
+BOUNDED = (("silu_bounded", False), ("silu_clamped", False), ("silu_shifted", False))
 ROUTED = [(1, 1, 1), (5, 4, 2), (3, 7, 7), (4, 60, 4), (2, 128, 8)]
 """Tokens, experts, and the number that each token goes to."""
 

@@ -10,10 +10,13 @@ from conformance.attention_kernels import tolerances
 from support.kernel_helpers import assert_close, poisoned
 
 from shmllm_kernels.gpu.attention import AttentionScratch
+from shmllm_kernels.gpu.block_indexer import choose_blocks
 from shmllm_kernels.gpu.configs import AttentionConfig
+from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.indexer import choose_tokens, store_index_keys
 from shmllm_kernels.gpu.latent_attention import paged_latent_attention
 from shmllm_kernels.reference import indexer as reference
+from shmllm_kernels.reference.attention import paged_attention as plain_paged_attention
 from shmllm_kernels.reference.latent_attention import paged_latent_attention as plain_attention
 
 MIXED = ((1, 21), (5, 5), (1, 1), (19, 30), (1, 700))
@@ -180,3 +183,81 @@ class IndexerKernelsConformance:
         table = torch.arange(tokens, dtype=torch.int32, device=draw.device)[:, None]
         want = plain_attention(query, rope_query, gathered, table, starts, lens, 0.17)
         assert_close(out, want, *tolerances(dtype))
+
+
+class BlockIndexerConformance:
+    @pytest.mark.parametrize(
+        ("case", "size", "num_local"),
+        [
+            (Case(top_k=3), 16, 1),
+            (Case(top_k=60, heads=1), 16, 1),
+            (Case(heads=5, dim=128, top_k=2, block_size=32, rows=200), 128, 2),
+            (Case(dim=20, heads=1, top_k=1), 8, 1),
+        ],
+    )
+    def test_blocks_with_the_largest_scores_are_chosen(self, draw, dtype, case, size, num_local):
+        """Whole numbers make many ties, of which the first are chosen."""
+        launch = Launch(draw, dtype, case, case.dim)
+        launch.cache.copy_(launch.cache.float().round())
+        tokens, device = case.tokens + case.padding, draw.device
+        query = integers(draw, tokens, case.heads, case.dim, dtype=dtype)
+        shapes = (
+            (tokens, case.heads, case.top_k * (size // case.block_size)),
+            (tokens + 1,),
+            (tokens,),
+        )
+        chosen, starts, lens = (
+            torch.full(shape, -7, dtype=torch.int32, device=device) for shape in shapes
+        )
+        most = -(-max(context for _, context in case.lengths) // size)
+        scores = poisoned(case.rows, case.heads, most, dtype=torch.float32, device=device)
+        of_requests = launch.table, launch.starts, launch.contexts
+        choose_blocks(
+            chosen, starts, lens, query, launch.cache, *of_requests, scores, size, num_local
+        )
+        want = reference.choose_blocks(
+            query, launch.cache, *of_requests, size, case.top_k, num_local
+        )
+        assert starts.tolist() == [*range(case.tokens + 1), *[case.tokens] * case.padding]
+        ends = [range(context - count, context) for count, context in case.lengths]
+        positions = [position for each in ends for position in each]
+        sizes = [
+            (min(position // size + 1, case.top_k) - 1) * size + position % size + 1
+            for position in positions
+        ]
+        assert lens.tolist() == [*sizes, *[0] * case.padding]
+        for row, expected in zip(chosen.cpu(), want, strict=False):
+            width = expected.shape[1]
+            assert torch.equal(row[:, :width].long(), expected)
+            assert (row[:, width:] == -7).all(), "it wrote more than it chose"
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_each_kv_head_reads_its_own_blocks(self, draw, dtype, splits):
+        per_kv, kv_heads, dim, size, device = 3, 2, 32, 8, draw.device
+        lens = torch.tensor([1, 21, 40, 0], dtype=torch.int32, device=device)
+        starts = torch.tensor([0, 1, 2, 3, 3], dtype=torch.int32, device=device)
+        keys, values = (draw.normal(40, size, kv_heads, dim, dtype=dtype) for _ in range(2))
+        ids = [draw.permutation(36)[:5] for _ in range(4 * kv_heads)]
+        table = torch.stack(ids).view(4, kv_heads, 5).int()
+        rows = torch.arange(4, device=device)
+        # The token's own key is in the same block for each head.
+        table[rows, :, (lens - 1).clamp(min=0) // size] = (36 + rows.int())[:, None]
+        slots = torch.where(lens > 0, (36 + rows) * size + (lens - 1) % size, -1)
+        query = draw.normal(4, per_kv * kv_heads, dim, dtype=dtype)
+        scratch = None
+        if splits > 1:
+            scratch = AttentionScratch.allocate(4, per_kv * kv_heads, splits, dim, device)
+            scratch.counters.zero_()
+        out = torch.zeros_like(query)
+        decode_attention(
+            out, query, keys, values, table, starts, lens, slots, AttentionConfig(16, 16, 4, 2),
+            0.17, num_splits=splits, scratch=scratch,
+        )  # fmt: skip
+        for head in range(kv_heads):
+            own = slice(head * per_kv, (head + 1) * per_kv)
+            one = slice(head, head + 1)
+            want = plain_paged_attention(
+                query[:, own], keys[:, :, one], values[:, :, one], table[:, head], starts, lens,
+                0.17,
+            )  # fmt: skip
+            assert_close(out[:3, own], want[:3], *tolerances(dtype))

@@ -124,13 +124,14 @@ class RowKernelsConformance:
         activation.activate(out, x, name, is_gated)
         assert_close(out, plain_activation.activate(x, name, is_gated), *tolerances(dtype))
 
+    @pytest.mark.parametrize("name", ["silu", "silu_shifted"])
     @pytest.mark.parametrize("shape", ACTIVATED_SHAPES)
-    def test_bounded_activation(self, draw, dtype, shape):
+    def test_bounded_activation(self, draw, dtype, shape, name):
         rows, dim = shape
         x = draw.normal(rows, 2 * dim, dtype=dtype, scale=4.0)
         out = poisoned(rows, dim, dtype=dtype, device=draw.device)
-        activation.activate(out, x, "silu", is_gated=True, bound=1.5)
-        want = plain_activation.activate_bounded(x, "silu", 1.5)
+        activation.activate(out, x, name, is_gated=True, bound=1.5)
+        want = plain_activation.activate_bounded(x, name, 1.5)
         assert_close(out, want, *tolerances(dtype))
 
     @pytest.mark.parametrize("scale", [4.0, 1e-2])

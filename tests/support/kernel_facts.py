@@ -101,6 +101,8 @@ FACTS = {
     "group._meet": Facts(32),
     "group._sum_parts": ROWS,
     "identities._take_identities": ROWS,
+    "block_indexer._choose_blocks": KEPT,
+    "block_indexer._score_index_blocks": TILES,
     "indexer._choose_tokens": KEPT,
     "indexer._score_index_keys": TILES,
     "indexer._store_index_keys": KEPT,

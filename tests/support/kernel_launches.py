@@ -45,6 +45,7 @@ from shmllm_kernels.gpu import (
 )
 from shmllm_kernels.gpu import many_rows as many
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
+from shmllm_kernels.gpu.block_indexer import choose_blocks
 from shmllm_kernels.gpu.combined_row import combine_products
 from shmllm_kernels.gpu.configs import (
     LARGEST_BLOCK,
@@ -489,7 +490,7 @@ def experts(facts: dict[str, Any], key: str, capability: int) -> None:
             out = rows.to(dtype)
             down(out, activated, last, biases[1], top_k, pairs, config, is_dependent=is_dependent)
             if is_silu:
-                for bounded in ("silu_bounded", "silu_clamped"):
+                for bounded in ("silu_bounded", "silu_clamped", "silu_shifted"):
                     gate_and_up(
                         activated, x.to(dtype), gate_up, None, bounded, top_k, pairs, config,
                         is_dependent=is_dependent, bound=7.0,
@@ -1182,7 +1183,7 @@ def launch_latents(
 def indexers(
     facts: dict[str, Any], dtype: torch.dtype, angles: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """Launch the kernels of the indexers of DeepSeek-V3.2 and of GLM-5."""
+    """Launch the kernels of the indexers of DeepSeek-V3.2, of GLM-5 and of MiniMax M3."""
     cache, key = empty(8, 64, 128, dtype=dtype), empty(4, 128, dtype=dtype)
     chosen, starts, lens, table, begins, contexts = (
         empty(*shape, dtype=torch.int32) for shape in ((4, 2048), (5,), (4,), (2, 64), (3,), (2,))
@@ -1197,6 +1198,12 @@ def indexers(
             scores, interleaved,
         )  # fmt: skip
         facts.pop("block_m")
+    blocks, scores = empty(4, 4, 32, dtype=torch.int32), empty(4, 4, 32, dtype=torch.float32)
+    facts["block_m"] = 16
+    choose_blocks(
+        blocks, starts, lens, query[:, :4], cache, table, begins, contexts, scores, 128, 1
+    )
+    facts.pop("block_m")
 
 
 def main() -> None:

@@ -99,7 +99,9 @@ def find_tile(step, requests, heads, window, ends, piece):
         position,
         num_queries,
         kv_head,
-        word(requests, 4) + word(word(requests, 3), request) * word(requests, 5) * 4,
+        word(requests, 4)
+        + word(word(requests, 3), request) * word(requests, 5) * 4
+        + kv_head * word(requests, 8),
         max(first_key, index * SPLIT_KEYS) if has_splits else first_key,
         min(last_key, (index + 1) * SPLIT_KEYS - 1) if has_splits else last_key,
         word(word(requests, 7), request) + index if has_splits else -1,
@@ -132,6 +134,7 @@ def request_words(
     max_blocks: int,
     tiles: int,
     splits: int,
+    head_bytes: int = 0,
 ) -> NDArray[np.int64]:
     """Returns the description of a step's requests for `attention.ATTEND`.
 
@@ -144,6 +147,8 @@ def request_words(
         block_table: address of int32 [rows, max_blocks].
         max_blocks: the number of columns of the block table.
         tiles, splits: addresses of int64 [requests + 1], which `count_pieces` filled.
+        head_bytes: from what a row has for a key-value head to what it has for the next, in bytes;
+            0: all have the same blocks.
     """
     words = first_tokens, counts, context_lens, rows, block_table, max_blocks, tiles, splits
-    return np.array(words, np.int64)
+    return np.array([*words, head_bytes], np.int64)

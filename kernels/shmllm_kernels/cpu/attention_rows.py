@@ -71,27 +71,28 @@ def _end_of_keys(group, chunk, row):
 
 
 def _make_score(num_rows: int):
+    """Returns score(query, out, keys, stride, dim, behind, first, end, kind) for `num_rows` rows:
+    arguments of `score_tile`, and two vectors of a chunk."""
     wide = max_tile_vectors(num_rows)
     half = max(wide // 2, 2)
     score_wide, score_half = score_tile(num_rows, wide), score_tile(num_rows, half)
     score_two = score_tile(num_rows, 2)
 
     @compiled
-    def score(group, chunk, first, end, kind):
+    def score(query, out, keys, stride, dim, behind, first, end, kind):
         """Computes the scores of the vectors from `first` to `end`, and possibly of some vectors
         next to them."""
         vector = first // wide * wide
-        stride, dim, behind = chunk.dimension_stride, chunk.head_dim, chunk.key_bytes
         while vector < end:
-            keys, out = chunk.keys + 8 * vector, group.scores + 4 * LANES * vector
+            table, row = keys + 8 * vector, out + 4 * LANES * vector
             if end - vector > half:
-                score_wide(group.query, keys, stride, dim, out, behind, kind)
+                score_wide(query, table, stride, dim, row, behind, kind)
                 vector += wide
             elif end - vector > 2:
-                score_half(group.query, keys, stride, dim, out, behind, kind)
+                score_half(query, table, stride, dim, row, behind, kind)
                 vector += half
             else:
-                score_two(group.query, keys, stride, dim, out, behind, kind)
+                score_two(query, table, stride, dim, row, behind, kind)
                 vector += 2
 
     return score
@@ -163,7 +164,7 @@ def _make_add_values(num_rows: int):
 
 def _make_attend_group(num_rows: int):
     """Returns attend_group(group, chunk, kind) for groups of `num_rows` rows."""
-    score, weigh_rows = _make_score(num_rows), _make_weigh_rows(num_rows)
+    score, weigh_rows = SCORE_GROUP[num_rows], _make_weigh_rows(num_rows)
     add_values = _make_add_values(num_rows)
 
     @compiled
@@ -176,7 +177,10 @@ def _make_attend_group(num_rows: int):
         whole = chunk.keys_per_vector
         first = (first_key - chunk.first_key) // whole
         end = (end_key - 1 - chunk.first_key) // whole + 1
-        score(group, chunk, first, end, kind)
+        score(
+            group.query, group.scores, chunk.keys, chunk.dimension_stride, chunk.head_dim,
+            chunk.key_bytes, first, end, kind,
+        )  # fmt: skip
         scales, scores = chunk.scales + 8 * first, group.scores + 4 * LANES * first
         if kind == "int8":
             for i in range(num_rows):
@@ -192,5 +196,8 @@ def _make_attend_group(num_rows: int):
     return attend_group
 
 
-ATTEND_GROUP = {num_rows: _make_attend_group(num_rows) for num_rows in (1, 2, 3, 4, MAX_GROUP_ROWS)}
+_SIZES = (1, 2, 3, 4, MAX_GROUP_ROWS)
+SCORE_GROUP = {num_rows: _make_score(num_rows) for num_rows in _SIZES}
+"""Functions by the number of rows in the group; see `_make_score`."""
+ATTEND_GROUP = {num_rows: _make_attend_group(num_rows) for num_rows in _SIZES}
 """Functions by the number of rows in the group."""

@@ -6,6 +6,9 @@ A block contains, for each key-value head, its keys and after them its values:
     values  [block_size, value_dim padded to whole vectors]
     scales  [2, block_size padded to whole vectors] float32, of keys and values, if these are int8
 
+Behind all heads it has the keys of an indexer, if the layer has one, as those of a head without
+values.
+
 Keys are transposed, so that a vector holds one dimension of consecutive keys. For tile instructions
 (IN_TILES) pairs of bfloat16 are the elements of such matrices, as the second operand of a product
 has them:
@@ -62,6 +65,7 @@ class CacheLayout:
         stored: the dtype name of the cache: float32, float16, bfloat16 or int8; or IN_TILES, whose
             blocks have whole tiles.
         value_size: the size of a value; None: that of a key.
+        index_dim: the size of the key of an indexer; 0: there is none.
     """
 
     num_kv_heads: int
@@ -69,6 +73,7 @@ class CacheLayout:
     block_size: int
     stored: str
     value_size: int | None = None
+    index_dim: int = 0
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
@@ -126,8 +131,18 @@ class CacheLayout:
 
     @property
     def block_bytes(self) -> int:
-        """The size of a block: keys and values of all heads in one layer."""
+        """The size of a block in one layer: keys and values of all heads, keys of an indexer."""
+        return self.index_offset + (self.index.block_bytes if self.index_dim else 0)
+
+    @property
+    def index_offset(self) -> int:
+        """Where the keys of an indexer begin in a block."""
         return self.num_kv_heads * self.head_bytes
+
+    @property
+    def index(self) -> CacheLayout:
+        """The layout of the keys of an indexer, which are never in tiles."""
+        return CacheLayout(1, self.index_dim, self.block_size, dtype_of(self.stored), 0)
 
     @property
     def keys_per_vector(self) -> int:

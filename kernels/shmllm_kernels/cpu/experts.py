@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shmllm_kernels.cpu.bounded_activation import shifted_product
 from shmllm_kernels.cpu.expert_lora import add_to_block, has_adapters
 from shmllm_kernels.cpu.functions import gelu, gelu_tanh, relu_squared, silu
 from shmllm_kernels.cpu.group_products import KINDS as KINDS_IN_GROUPS
@@ -39,10 +40,13 @@ SCRATCH_BYTES = 4 * ROWS_AT_ONCE * 2 * (2 * COLUMNS_AT_ONCE)
 """The scratch memory of each thread: gate and up of a block's rows and of one chunk."""
 
 _ACTIVATIONS = (
-    "silu", "silu_bounded", "silu_clamped", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"
+    "silu", "silu_bounded", "silu_clamped", "silu_shifted", "gelu_tanh", "gpt_oss", "relu_squared",
+    "gelu",
 )  # fmt: skip
-SILU, SILU_BOUNDED, SILU_CLAMPED, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU = _ACTIVATIONS
-_LIMIT, _SLOPE = 7.0, 1.702  # of gpt-oss
+SILU, SILU_BOUNDED, SILU_CLAMPED, SILU_SHIFTED, GELU_TANH, GPT_OSS, RELU_SQUARED, GELU = (
+    _ACTIVATIONS
+)
+_LIMIT = 7.0  # of gpt-oss
 
 
 class PairWeights(NamedTuple):
@@ -68,12 +72,12 @@ def _is_alone(activation: str) -> bool:
 
 
 def _is_bounded(activation: str) -> bool:
-    return activation in (SILU_BOUNDED, SILU_CLAMPED)
+    return activation in (SILU_BOUNDED, SILU_CLAMPED, SILU_SHIFTED)
 
 
 def _has_gate_first(activation: str) -> bool:
     """Returns whether the columns of gate precede those of up."""
-    return activation in (SILU, SILU_BOUNDED, SILU_CLAMPED, GELU_TANH)
+    return _is_bounded(activation) or activation in (SILU, GELU_TANH)
 
 
 def _tile_columns(x_kind: str) -> int:
@@ -153,9 +157,13 @@ def _of_gate(x, activation):
 
 
 @compiled
-def _bounded_gate(x, bound, activation):
-    one = np.float32(1.0)
-    return silu(min(x, bound), one) if activation == SILU_CLAMPED else min(silu(x, one), bound)
+def _bounded_product(gate, up, bound, activation):
+    if activation == SILU_SHIFTED:
+        return shifted_product(gate, up, bound)
+    one, factor = np.float32(1.0), max(min(up, bound), -bound)
+    if activation == SILU_CLAMPED:
+        return silu(min(gate, bound), one) * factor
+    return min(silu(gate, one), bound) * factor
 
 
 @compiled
@@ -166,7 +174,7 @@ def _alone(x, activation):
 @compiled
 def _activate(scratch, width, out, bound, activation, x_kind):
     """Writes one row's activation. scratch: gate and up of `width` columns, or up. bound: that of
-    SILU_BOUNDED and SILU_CLAMPED."""
+    the bounded ones."""
     gate = floats(scratch)
     if _is_alone(activation):
         for i in range(width):
@@ -174,17 +182,15 @@ def _activate(scratch, width, out, bound, activation, x_kind):
     elif _is_bounded(activation):
         factors = floats(scratch + 4 * width)
         for i in range(width):
-            opened = _bounded_gate(gate[i], bound, activation)
-            put_number(out, i, opened * max(min(factors[i], bound), -bound), x_kind)
+            value = _bounded_product(gate[i], factors[i], bound, activation)
+            put_number(out, i, value, x_kind)
     elif activation != GPT_OSS:
         up = floats(scratch + 4 * width)
         for i in range(width):
             put_number(out, i, _of_gate(gate[i], activation) * up[i], x_kind)
     else:
         for i in range(width):
-            bounded = min(gate[2 * i], np.float32(_LIMIT))
-            linear = max(min(gate[2 * i + 1], np.float32(_LIMIT)), np.float32(-_LIMIT))
-            value = silu(bounded, np.float32(_SLOPE)) * (linear + np.float32(1.0))
+            value = shifted_product(gate[2 * i], gate[2 * i + 1], np.float32(_LIMIT))
             put_number(out, i, value, x_kind)
 
 
@@ -333,9 +339,10 @@ is float32 if x has a name in `group_rounding.GROUPINGS`.
 SILU: ``silu(gate) * up``, where the columns of gate precede those of up; GELU_TANH likewise.
 SILU_BOUNDED: ``min(silu(gate), bound) * min(max(up, -bound), bound)``, in this order, too;
 SILU_CLAMPED: ``silu(min(gate, bound)) * min(max(up, -bound), bound)``.
-GPT_OSS: ``(up + 1) * gate * sigmoid(1.702 * gate)`` with gate at most 7 and up from -7 to 7, where
-columns of gate and up alternate. RELU_SQUARED: ``max(up, 0)**2``, without a gate: weights and bias
-have inner columns; GELU (with the error function) likewise.
+SILU_SHIFTED: ``(up + 1) * gate * sigmoid(1.702 * gate)`` with gate at most the bound and up from
+-bound to bound; GPT_OSS likewise with 7, where columns of gate and up alternate. RELU_SQUARED:
+``max(up, 0)**2``, without a gate: weights and bias have inner columns; GELU (with the error
+function) likewise.
 
 Operands (addresses; strides in bytes; all but x, out, weights and bias float32 or int64):
 

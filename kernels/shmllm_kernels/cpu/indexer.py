@@ -38,7 +38,7 @@ from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 KINDS = [(stored, dtype) for stored in DTYPES for dtype in DTYPES]
 """The dtype names of the cache and of the norm's weights that kernels exist for."""
 
-_DIGITS = 256  # the radix of the search for the last chosen score
+DIGITS = 256  # the radix of the search for the last chosen score
 
 
 def index_words(layout: LatentLayout, num_heads: int, block_stride: int) -> NDArray[np.int64]:
@@ -59,7 +59,7 @@ def index_words(layout: LatentLayout, num_heads: int, block_stride: int) -> NDAr
 def scratch_bytes(layout: LatentLayout, num_heads: int, max_positions: int) -> int:
     """Returns the size of one thread's scratch memory."""
     sizes = [4 * num_heads * padded(layout.index_dim), num_heads * SCORES_STRIDE]
-    sizes += [8 * KEYS_IN_TABLE, 8 * _DIGITS, 4 * (max_positions + CHUNK_KEYS)]
+    sizes += [8 * KEYS_IN_TABLE, 8 * DIGITS, 4 * (max_positions + CHUNK_KEYS)]
     return sum(map(cache_lines, sizes))
 
 
@@ -108,12 +108,13 @@ Operands (addresses; strides in bytes):
 
 
 @compiled
-def _pieces(operands, piece, thread, num_threads):
+def count_tokens(operands, piece, thread, num_threads):
+    """Returns the number of tokens of a step."""
     return word(word(operands, 0), 0)
 
 
 @compiled
-def _blocks_of(operands, token):
+def blocks_of(operands, token):
     """Returns the address of the row of the block table of a token's request."""
     requests = word(operands, 1)
     firsts = word(requests, 0)
@@ -157,7 +158,7 @@ def _add_heads(scores, count, num_heads, weights, out):
 
 
 @compiled
-def _rank(scores, index):
+def rank_of(scores, index):
     """Returns a number from 0 to 2**32 in the order of the scores; both zeros have one."""
     bits = np.int64(short_words(scores)[index])
     magnitude = bits & 0x7FFFFFFF
@@ -165,26 +166,26 @@ def _rank(scores, index):
 
 
 @compiled
-def _last_rank(scores, count, top_k, digits):
+def last_rank(scores, count, top_k, digits):
     """Finds the score with which as many as wanted are chosen, digit by digit.
 
     Returns:
-        Its `_rank`, and how many of the scores that have it are chosen.
+        Its `rank_of`, and how many of the scores that have it are chosen.
     """
     found, left, shift = 0, top_k, 24
     while shift >= 0:
-        for digit in range(_DIGITS):
+        for digit in range(DIGITS):
             put_word(digits, digit, 0)
         for i in range(count):
-            rank = _rank(scores, i)
+            rank = rank_of(scores, i)
             if rank >> (shift + 8) == found:
-                digit = (rank >> shift) & (_DIGITS - 1)
+                digit = (rank >> shift) & (DIGITS - 1)
                 put_word(digits, digit, word(digits, digit) + 1)
-        digit = _DIGITS - 1
+        digit = DIGITS - 1
         while word(digits, digit) < left:
             left -= word(digits, digit)
             digit -= 1
-        found = found * _DIGITS + digit
+        found = found * DIGITS + digit
         shift -= 8
     return found, left
 
@@ -199,7 +200,7 @@ def _slot(table, sizes, position):
 @compiled
 def _choose(operands, token, thread, num_threads, kind):
     sizes, top_k = sizes_at(word(operands, 2)), word(operands, 10)
-    table = _blocks_of(operands, token)
+    table = blocks_of(operands, token)
     count = word(word(operands, 7), token) + 1
     chosen = short_words(word(operands, 9) + 4 * token * top_k)
     if count <= top_k:
@@ -210,7 +211,7 @@ def _choose(operands, token, thread, num_threads, kind):
     chunk = query + cache_lines(4 * sizes.num_heads * sizes.width)
     keys = chunk + cache_lines(sizes.num_heads * SCORES_STRIDE)
     digits = keys + cache_lines(8 * KEYS_IN_TABLE)
-    scores = digits + cache_lines(8 * _DIGITS)
+    scores = digits + cache_lines(8 * DIGITS)
     _load_queries(operands, token, sizes, query)
     weights = word(operands, 5) + token * word(operands, 6)
     for first in range(0, count, CHUNK_KEYS):
@@ -218,10 +219,10 @@ def _choose(operands, token, thread, num_threads, kind):
         find_keys(keys, word(operands, 8), sizes, table, first, count - 1)
         score_rows(query, 4 * sizes.width, keys, size, sizes.width, sizes.num_heads, chunk, kind)
         _add_heads(chunk, size, sizes.num_heads, weights, scores + 4 * first)
-    last, left = _last_rank(scores, count, top_k, digits)
+    last, left = last_rank(scores, count, top_k, digits)
     found = 0
     for position in range(count):
-        rank = _rank(scores, position)
+        rank = rank_of(scores, position)
         is_last = rank == last and left > 0
         if rank > last or is_last:
             chosen[found] = _slot(table, sizes, position)
@@ -230,7 +231,7 @@ def _choose(operands, token, thread, num_threads, kind):
             left -= 1
 
 
-CHOOSE_TOKENS = {kind: Kernel(_pieces, _choose, kind) for kind in DTYPES}
+CHOOSE_TOKENS = {kind: Kernel(count_tokens, _choose, kind) for kind in DTYPES}
 """Kernels by the dtype name of the cache. They choose the tokens that each token attends to among
 its own and those before it: all if there are few, or those with the largest scores, of equal ones
 the first.

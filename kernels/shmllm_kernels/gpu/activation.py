@@ -50,6 +50,13 @@ def bounded(opened, up, bound):
 
 
 @triton.jit
+def shifted(gate, up, bound):
+    """Returns ``(u + 1) * g * sigmoid(1.702 * g)`` of a bounded gate g and up u, float32."""
+    gate, up = bounded(gate, up, bound)
+    return gate * sigmoid(1.702 * gate) * (up + 1.0)
+
+
+@triton.jit
 def _activate(
     x_ptr,
     out_ptr,
@@ -67,8 +74,13 @@ def _activate(
     inside = columns < dim
     dtype = out_ptr.dtype.element_ty
     source = x_ptr + row * in_stride + columns
-    value = active(tl.load(source, mask=inside, other=0.0).to(tl.float32), NAME).to(dtype)
-    if IS_GATED:
+    value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    if NAME == "silu_shifted":
+        up = tl.load(source + dim, mask=inside, other=0.0).to(tl.float32)
+        value = shifted(value, up, bound).to(dtype)
+    else:
+        value = active(value, NAME).to(dtype)
+    if IS_GATED and NAME != "silu_shifted":
         up = tl.load(source + dim, mask=inside, other=0.0).to(tl.float32)
         if IS_BOUNDED:
             value, up = bounded(value.to(tl.float32), up, bound)
@@ -113,7 +125,7 @@ def activate(out: Tensor, x: Tensor, name: str, is_gated: bool, bound: float | N
         x: [rows, 2 * dim] if it is gated, the gate in the first half, or [rows, dim]; out's dtype:
             float32, float16 or bfloat16. Rows as those of ``out``.
         name: "silu", "gelu" (with the error function), "gelu_tanh", "quick_gelu", "relu" or
-            "relu_squared".
+            "relu_squared", or with a bound "silu_shifted", which rounds its result alone.
         is_gated: whether ``f(gate) * up`` is written, and not ``f(x)``.
         bound: that of gates and ups, or None; it is gated then.
 
@@ -122,6 +134,7 @@ def activate(out: Tensor, x: Tensor, name: str, is_gated: bool, bound: float | N
     """
     rows, dim = out.shape
     width = 2 * dim if is_gated else dim
+    assert bound is not None or name != "silu_shifted", "it has a bound"
     assert x.shape == (rows, width), "x must be as wide as out, or twice as wide if it is gated"
     assert x.dtype == out.dtype, "x must have out's dtype"
     assert x.stride(1) == out.stride(1) == 1, "rows must be contiguous"

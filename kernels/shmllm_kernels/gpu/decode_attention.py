@@ -88,7 +88,8 @@ def decode_attention(
             but for the tokens; float32, float16 or bfloat16. Or [tokens, num_heads, dim], query
             heads, where an earlier layer has written keys and values of these tokens to the cache.
         key_cache, value_cache, block_table, query_starts, context_lens: see `paged_attention`; a
-            request has 1 to ``max_tokens`` tokens, or none if it is padding.
+            request has 1 to ``max_tokens`` tokens, or none if it is padding. A ``block_table`` of
+            [requests, num_kv_heads, max_blocks] has blocks for each kv head.
         slots: [tokens] int64; the keys and values of a token whose slot is -1 are not written. If
             an earlier layer has written them, only padding may have none.
         config: tile sizes and numbers of warps, from `configs.attention_config`.
@@ -201,6 +202,7 @@ def decode_attention(
             token_stride,
             kv_head_stride,
             block_table.stride(0),
+            0 if block_table.dim() == 2 else block_table.stride(1),
         ),
         None if gates is None else Gates(gates, gates.stride(0)),
         growth,

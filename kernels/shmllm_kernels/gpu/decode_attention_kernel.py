@@ -109,6 +109,7 @@ def attend_part(
     token, query_len, position = part.token, part.query_len, part.position
     kv_head, lowest = part.kv_head, part.lowest
     table_ptr = layer.table + part.request.to(tl.int64) * strides.table
+    table_ptr += kv_head * strides.table_head
     key_ptr = layer.key_cache + kv_head * strides.kv_head
     value_ptr = layer.value_cache + kv_head * strides.kv_head
     dtype: tl.constexpr = layer.heads.dtype.element_ty

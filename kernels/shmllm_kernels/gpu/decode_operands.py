@@ -35,7 +35,8 @@ class LayerHeads(NamedTuple):
 
 
 class HeadStrides(NamedTuple):
-    """The elements from a token, a block, a kv head or a request to the next one."""
+    """The elements from a token, a block, a kv head or a request to the next one; `table_head` is
+    from the blocks of a kv head to those of the next, 0 if all have the same."""
 
     out: Any
     heads: Any
@@ -45,6 +46,7 @@ class HeadStrides(NamedTuple):
     token: Any
     kv_head: Any
     table: Any
+    table_head: Any
 
 
 class HeadNumbers(NamedTuple):

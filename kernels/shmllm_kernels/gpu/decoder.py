@@ -270,6 +270,7 @@ def run_layers(
             token_stride,
             kv_head_stride,
             first.table.stride(0),
+            0,
         ),
         HeadNumbers(
             *scales_of(numbers.attention_scale, numbers.soft_cap),

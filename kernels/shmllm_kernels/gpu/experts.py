@@ -27,7 +27,9 @@ from shmllm_kernels.gpu.shared_expert import (
 
 ALONE = ("relu_squared", "gelu")
 """The activations of up alone, without a gate."""
-ACTIVATIONS = ("silu", "silu_bounded", "silu_clamped", "gelu_tanh", "gpt_oss", *ALONE)
+BOUNDED = ("silu_bounded", "silu_clamped", "silu_shifted")
+"""Those with a bound."""
+ACTIVATIONS = ("silu", *BOUNDED, "gelu_tanh", "gpt_oss", *ALONE)
 
 
 def gate_and_up(
@@ -68,7 +70,7 @@ def gate_and_up(
             tokens, without biases and adapters; None: there is none, or it is computed elsewhere.
         gate_factors: [tokens, top_k] float32, contiguous, what the gate of each pair is multiplied
             by before "silu" or "gelu_tanh"; None: nothing.
-        bound: that of "silu_bounded" and "silu_clamped".
+        bound: that of BOUNDED.
 
     One launch a layer. It reads the weights of the chosen experts once for each block: with 8 of
     128 experts of 2 * 768 x 2048 in bfloat16, 50 MB for one token, 12 us at 4.3 TB/s; 805 MB, 190

@@ -10,12 +10,29 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.activation import active, bounded
+from shmllm_kernels.gpu.activation import active, bounded, shifted
 from shmllm_kernels.gpu.expert_lora import add_to_block
-from shmllm_kernels.gpu.functions import sigmoid
 from shmllm_kernels.gpu.pairs import block_of
 from shmllm_kernels.gpu.products import multiply
 from shmllm_kernels.gpu.shared_expert import block_of_part, matrix_of_part
+
+
+@triton.jit
+def _activated(gate, up, bound, NAME: tl.constexpr):
+    """Returns the activation of gates times their factors, float32; see `reference.moe.experts`."""
+    if NAME == "silu_bounded":
+        opened, up = bounded(active(gate, "silu"), up, bound)
+        value = opened * up
+    elif NAME == "silu_clamped":
+        gate, up = bounded(gate, up, bound)
+        value = active(gate, "silu") * up
+    elif NAME == "silu_shifted":
+        value = shifted(gate, up, bound)
+    elif NAME == "gpt_oss":
+        value = shifted(gate, up, 7.0)
+    else:
+        value = active(gate, NAME) * up
+    return value
 
 
 @triton.jit
@@ -90,18 +107,7 @@ def multiply_gate_and_up(
     gate, up = tl.split(tl.reshape(both, (BLOCK_M, BLOCK_N // 2, 2)))
     if gate_factors_ptr is not None:
         gate *= tl.load(gate_factors_ptr + pairs, mask=is_pair, other=1.0)[:, None]
-    if NAME == "silu_bounded":
-        opened, up = bounded(active(gate, "silu"), up, bound)
-        value = opened * up
-    elif NAME == "silu_clamped":
-        gate, up = bounded(gate, up, bound)
-        value = active(gate, "silu") * up
-    elif NAME != "gpt_oss":
-        value = active(gate, NAME) * up
-    else:
-        gate = tl.where(gate > 7.0, 7.0, gate)
-        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up))
-        value = gate * sigmoid(1.702 * gate) * (up + 1.0)
+    value = _activated(gate, up, bound, NAME)
     columns = tl.program_id(1) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     targets = out_ptr + rows.to(tl.int64)[:, None] * inner + columns[None, :]
     mask = is_row[:, None] & (columns < inner)[None, :]

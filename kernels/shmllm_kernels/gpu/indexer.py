@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from shmllm_kernels.gpu.choices import chosen_places, least_chosen, place_of
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.rope_write import stored
-from shmllm_kernels.gpu.threshold_search import key_of
 
 TILE = 64
 """The number of keys that a program scores at a time."""
@@ -25,7 +25,6 @@ SEARCHED = 1024
 """The number of scores that a search reads at a time."""
 TOKENS_AT_ONCE = 128
 """The largest number of tokens whose scores lie in scratch memory."""
-_SMALLEST_KEY = tl.constexpr(-(2**31))
 
 
 @triton.jit
@@ -111,21 +110,6 @@ def _store_index_keys(
     tl.store(target + elements, stored(key, dtype, cache_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _place_of(token, starts_ptr, contexts_ptr, num_requests):
-    """Returns the request of a token, and the number of tokens up to its own; 0: it has none."""
-    low = token * 0
-    high = low + num_requests
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_before = tl.load(starts_ptr + middle) <= token
-        low = tl.where(is_before, middle, low)
-        high = tl.where(is_before, high, middle)
-    begin, end = tl.load(starts_ptr + low), tl.load(starts_ptr + low + 1)
-    count = tl.load(contexts_ptr + low) - (end - begin) + token - begin + 1
-    return low, tl.where(token < end, count, 0)
-
-
 @triton.jit(do_not_specialize=["num_requests", "first_token"])
 def _score_index_keys(
     scores_ptr,
@@ -160,7 +144,7 @@ def _score_index_keys(
 ):
     row = tl.program_id(0)
     token = row + first_token
-    request, count = _place_of(token, starts_ptr, contexts_ptr, num_requests)
+    request, count = place_of(token, starts_ptr, contexts_ptr, num_requests)
     first = tl.program_id(1) * TILES * TILE
     if count <= TOP_K or first >= count:
         return
@@ -210,7 +194,7 @@ def _choose_tokens(
 ):
     row = tl.program_id(0)
     token = row + first_token
-    request, count = _place_of(token, starts_ptr, contexts_ptr, num_requests)
+    request, count = place_of(token, starts_ptr, contexts_ptr, num_requests)
     table_ptr += request.to(tl.int64) * table_stride
     chosen_ptr += token.to(tl.int64) * TOP_K
     scores_ptr += row.to(tl.int64) * scores_stride
@@ -219,38 +203,16 @@ def _choose_tokens(
     tl.store(new_starts_ptr + token + 1, tl.minimum(token + 1, num_tokens))
     if token == 0:
         tl.store(new_starts_ptr, token)
+    last, left = least_chosen(scores_ptr, count, TOP_K, SIZE)
     none = count * 0
-    last, left = none.to(tl.int64) + _SMALLEST_KEY, none + TOP_K
-    if count > TOP_K:
-        for bit in range(32):
-            higher = last + ((none + 1).to(tl.int64) << (31 - bit))
-            found = none
-            for begin in range(0, count, SIZE):
-                keys = begin + tl.arange(0, SIZE)
-                scores = tl.load(scores_ptr + keys, mask=keys < count, other=float("-inf"))
-                found += tl.sum(((key_of(scores) >= higher) & (keys < count)).to(tl.int32), axis=0)
-            last = tl.where(found >= TOP_K, higher, last)
-        for begin in range(0, count, SIZE):
-            keys = begin + tl.arange(0, SIZE)
-            scores = tl.load(scores_ptr + keys, mask=keys < count, other=float("-inf"))
-            left -= tl.sum(((key_of(scores) > last) & (keys < count)).to(tl.int32), axis=0)
-
     found, tied = none, none
     for begin in range(0, count, SIZE):
         keys = begin + tl.arange(0, SIZE)
-        present = keys < count
-        is_more, is_tied = present, present & (keys < 0)
-        if count > TOP_K:
-            ranks = key_of(tl.load(scores_ptr + keys, mask=present, other=float("-inf")))
-            is_more, is_tied = present & (ranks > last), present & (ranks == last)
-        ties = is_tied.to(tl.int32)
-        is_chosen = is_more | (is_tied & (tied + tl.cumsum(ties, 0) <= left))
-        wanted = is_chosen.to(tl.int32)
-        places = found + tl.cumsum(wanted, 0) - 1
+        is_chosen, places, found, tied = chosen_places(
+            scores_ptr, keys, count, last, left, found, tied, TOP_K
+        )
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_chosen, other=0)
         tl.store(chosen_ptr + places, blocks * BLOCK_SIZE + keys % BLOCK_SIZE, mask=is_chosen)
-        found += tl.sum(wanted, axis=0)
-        tied += tl.sum(ties, axis=0)
 
 
 def store_index_keys(

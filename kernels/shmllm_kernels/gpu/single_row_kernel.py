@@ -22,8 +22,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shmllm_kernels.gpu.activation import active
-from shmllm_kernels.gpu.functions import sigmoid
+from shmllm_kernels.gpu.activation import active, shifted
 from shmllm_kernels.gpu.shared_expert import choice_of_part
 
 
@@ -142,9 +141,7 @@ def finished(
 def _of_expert(product, up_product, NAME: tl.constexpr, IS_GATED: tl.constexpr):
     """Returns the activation of an expert, which rounds nothing before its result."""
     if NAME == "gpt_oss":
-        gate = tl.where(product > 7.0, 7.0, product)
-        up = tl.where(up_product > 7.0, 7.0, tl.where(up_product < -7.0, -7.0, up_product))
-        product = gate * sigmoid(1.702 * gate) * (up + 1.0)
+        product = shifted(product, up_product, 7.0)
     elif NAME is not None:
         product = active(product, NAME)
         if IS_GATED:

@@ -21,6 +21,9 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+_SLOPE = 1.702  # of gates in the sigmoid of "silu_shifted"
+
+
 def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
     """Returns ``f(gate) * up``, or ``f(x)``.
 
@@ -42,18 +45,23 @@ def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
 
 
 def activate_bounded(x: Tensor, name: str, bound: float) -> Tensor:
-    """Returns ``min(f(gate), bound) * min(max(up, -bound), bound)``.
+    """Returns ``min(f(gate), bound) * min(max(up, -bound), bound)``, or with "silu_shifted"
+    ``g * sigmoid(1.702 * g) * (min(max(up, -bound), bound) + 1)`` with ``g = min(gate, bound)``.
 
     Args:
         x: [..., 2 * dim], gates and ups side by side.
-        name: see `activate`.
+        name: see `activate`; or "silu_shifted".
         bound: the bound, above 0.
 
     Returns:
         [..., dim], in x's dtype.
     """
     gate, up = x.chunk(2, -1)
-    return _FUNCTIONS[name](gate).clamp(max=bound) * up.clamp(-bound, bound)
+    up = up.clamp(-bound, bound)
+    if name == "silu_shifted":
+        gate = gate.clamp(max=bound)
+        return (up + 1) * gate * torch.sigmoid(_SLOPE * gate)
+    return _FUNCTIONS[name](gate).clamp(max=bound) * up
 
 
 def activate_sparse(x: Tensor, name: str, deviations: float) -> Tensor:

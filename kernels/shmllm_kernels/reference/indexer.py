@@ -83,3 +83,48 @@ def choose_tokens(
             best = scores.argsort(descending=True, stable=True)[:top_k]
             chosen.append(slots[best.sort().values])
     return chosen
+
+
+def choose_blocks(
+    query: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    size: int,
+    top_k: int,
+    num_local: int,
+) -> list[Tensor]:
+    """Chooses the blocks of keys that each token attends to, for each head: all up to its own, or
+    the ``num_local`` last of these and those with the largest ``query . key`` of a key up to its
+    own, of equal ones the first (`MiniMaxM3VLIndexer` of transformers).
+
+    Args:
+        query: [tokens, num_heads, dim], normalised and rotated.
+        cache: [blocks, block_size, dim], keys, likewise.
+        block_table, query_starts, context_lens: see `attention.paged_attention`.
+        size: the number of keys of a block, a multiple of ``block_size``.
+        top_k: how many blocks at most.
+        num_local: from 1 to ``top_k``.
+
+    Returns:
+        For each token of a request [num_heads, entries], the entries of the block table that the
+        chosen blocks have, in their order, up to that of the token.
+    """
+    block_size, chosen = cache.shape[1], []
+    for request, context in enumerate(context_lens.tolist()):
+        begin, end = query_starts[request : request + 2].tolist()
+        positions = torch.arange(context)
+        table = block_table[request].cpu().long()
+        keys = cache.cpu().double()[table[positions // block_size], positions % block_size]
+        for token in range(begin, end):
+            count = context - (end - begin) + token - begin + 1
+            entries = torch.arange((count - 1) // block_size + 1)
+            rows = []
+            for products in query[token].cpu().double() @ keys[:count].T:
+                scores = torch.stack([part.max() for part in products.split(size)])
+                scores[max(len(scores) - num_local, 0) :] = torch.inf
+                best = scores.argsort(descending=True, stable=True)[:top_k]
+                rows.append(table[entries[torch.isin(entries * block_size // size, best)]])
+            chosen.append(torch.stack(rows))
+    return chosen

@@ -16,8 +16,6 @@ GATE_LIMIT = 7.0
 SMALLEST_SHARE = 1e-12
 """ERNIE 4.5 divides the scores of a softmax by no smaller sum of chosen ones."""
 
-_SLOPE = 1.702
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -169,9 +167,8 @@ def gpt_oss_activation(gate_up: Tensor) -> Tensor:
     Returns:
         [..., inner].
     """
-    gate = gate_up[..., ::2].clamp(max=GATE_LIMIT)
-    up = gate_up[..., 1::2].clamp(-GATE_LIMIT, GATE_LIMIT)
-    return (up + 1) * gate * torch.sigmoid(_SLOPE * gate)
+    gate_and_up = torch.cat([gate_up[..., ::2], gate_up[..., 1::2]], -1)
+    return activate_bounded(gate_and_up, "silu_shifted", GATE_LIMIT)
 
 
 def activated(
@@ -185,6 +182,8 @@ def activated(
         return gpt_oss_activation(inner)
     if activation == "silu_bounded":
         return activate_bounded(inner, "silu", bound)
+    if activation == "silu_shifted":
+        return activate_bounded(inner, activation, bound)
     if activation == "silu_clamped":
         gate, up = inner.chunk(2, -1)
         clamped = gate.clamp(max=bound), up.clamp(-bound, bound)
@@ -216,9 +215,10 @@ def experts(
         down_bias: [experts, hidden] or None.
         activation: "silu" or "gelu_tanh", with all columns of gate before those of up, "gpt_oss",
             or "relu_squared" or "gelu" of up alone; or "silu_bounded", or
-            "silu_clamped": ``silu(min(gate, bound)) * min(max(up, -bound), bound)``.
+            "silu_clamped": ``silu(min(gate, bound)) * min(max(up, -bound), bound)``; or
+            "silu_shifted", what "gpt_oss" is, with this order of columns and this bound.
         weighs_inputs: whether weights multiply what experts read, and not what they return.
-        bound: of these two; see `activation.activate_bounded` for the first.
+        bound: of these three; see `activation.activate_bounded` for the first and the last.
 
     Returns:
         [tokens, hidden].

@@ -27,7 +27,7 @@ from conformance.float8_kernels import (
 )
 from conformance.group_kernels import GroupConformance
 from conformance.identity_kernels import IdentityConformance
-from conformance.indexer_kernels import IndexerKernelsConformance
+from conformance.indexer_kernels import BlockIndexerConformance, IndexerKernelsConformance
 from conformance.latent_heads_kernels import LatentHeadsConformance
 from conformance.latent_kernels import LatentKernelsConformance
 from conformance.left_out_kernels import LeftOutConformance
@@ -155,6 +155,10 @@ class TestIdentities(IdentityConformance):
 
 
 class TestLeftOut(LeftOutConformance):
+    pass
+
+
+class TestBlockIndexer(BlockIndexerConformance):
     pass
 
 

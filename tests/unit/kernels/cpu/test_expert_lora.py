@@ -41,7 +41,8 @@ SHOWN = [
 VARIANTS = [
     each if each in SHOWN else slow(*each)
     for each in product(
-        COMPUTED, ["silu", "silu_bounded", "silu_clamped", "gpt_oss", "relu_squared"]
+        COMPUTED,
+        ["silu", "silu_bounded", "silu_clamped", "silu_shifted", "gpt_oss", "relu_squared"],
     )
 ]
 

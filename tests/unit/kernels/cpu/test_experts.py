@@ -102,7 +102,7 @@ def test_experts_equal_the_reference(
         assert_near(compute(x, experts, ids, weights), x, experts, ids, weights)
 
 
-@pytest.mark.parametrize("activation", ["silu_bounded", "silu_clamped"])
+@pytest.mark.parametrize("activation", ["silu_bounded", "silu_clamped", slow("silu_shifted")])
 @pytest.mark.parametrize("kinds", KINDS)
 def test_gates_and_ups_are_bounded(kinds: tuple[str, str], activation: str) -> None:
     made = random_experts(kinds, 6, 70, 37, activation=activation)
@@ -112,7 +112,8 @@ def test_gates_and_ups_are_bounded(kinds: tuple[str, str], activation: str) -> N
     found = compute(x, bounded, ids, weights)
     allowed = assert_near(found, x, bounded, ids, weights)
     plain = compute(x, replace(made, activation="silu"), ids, weights)
-    assert torch.equal(compute(x, free, ids, weights), plain)
+    if activation != "silu_shifted":
+        assert torch.equal(compute(x, free, ids, weights), plain)
     assert ((found - plain).abs() > 10 * allowed).any()
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from conformance.indexer_kernels import IndexerKernelsConformance
+from conformance.indexer_kernels import BlockIndexerConformance, IndexerKernelsConformance
 
 
 class TestIndexerKernels(IndexerKernelsConformance):
+    pass
+
+
+class TestBlockIndexer(BlockIndexerConformance):
     pass
