@@ -50,6 +50,7 @@ _ERNIE4_5_VL = _QWEN2_VL | {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 6177},
     "temporal_patch_size": 1,
 }
+MINIMAX_M3_SIZE = {"shortest_edge": 4 * 28 * 28, "longest_edge": 451_584}
 _KIMI_K25 = {
     "resample": BICUBIC,
     "size": {"max_height": 512, "max_width": 512},
@@ -212,6 +213,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "patch_size": 16,
         "do_sample_frames": True,
     },
+    "MiniMaxM3VLImageProcessor": _QWEN2_VL | {"size": MINIMAX_M3_SIZE},
     "VideoLlama3ImageProcessor": _QWEN2_VL
     | {
         "image_mean": _HALF,

@@ -9,6 +9,7 @@ from torch import Tensor
 from shmllm.models.bias_specs import DistanceBiases, LinearBiases, RelationBiases
 from shmllm.models.config import ModelConfig
 from shmllm.models.distance_biases import linear_biases, named_biases
+from shmllm.models.indexer import BlockIndexer
 from shmllm.models.layers import HeadNorm, Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import joined, matrix_of
 from shmllm.models.mixer_specs import AttentionSpec
@@ -27,6 +28,7 @@ class AttentionHeads:
         sinks: [num_heads], or None.
         biases: [num_heads, distances] float32, what is added to scores, or None.
         relations: what makes such biases of queries and keys, or None.
+        indexer: chooses the blocks of keys that each token attends to, or None.
     """
 
     def __init__(self, layer: int, spec: AttentionSpec, storage: Storage) -> None:
@@ -38,6 +40,7 @@ class AttentionHeads:
         self.sinks = storage.tensor(spec.num_heads) if spec.sinks else None
         self.biases: Tensor | None = None
         self.relations: Relations | None = None
+        self.indexer: BlockIndexer | None = None
 
 
 class Attention(AttentionHeads):
@@ -79,6 +82,7 @@ class Attention(AttentionHeads):
         self.gate_proj: Linear | None = None
         if spec.own_gates:
             self.gate_proj = Linear(in_features, [spec.width], True, storage)
+        self.indexer = BlockIndexer.of(in_features, spec, config.norm, storage)
         self.o_proj = Linear(spec.width, [config.hidden_size], spec.output_bias, storage)
         self.output_norm = Norm(spec.width, config.norm, storage) if spec.output_norm else None
         if spec.qk_norm is not None:
@@ -97,8 +101,11 @@ class Attention(AttentionHeads):
 
     @property
     def norms(self) -> tuple[Norm, ...]:
-        """The norms of queries, keys and what `o_proj` reads; empty if there are none."""
-        every = (self.q_norm, self.k_norm, self.output_norm)
+        """The norms of queries, keys and what `o_proj` reads, and those of an indexer; empty if
+        there are none."""
+        every = [self.q_norm, self.k_norm, self.output_norm]
+        if self.indexer is not None:
+            every += [self.indexer.q_norm, self.indexer.k_norm]
         return tuple(norm for norm in every if norm is not None)
 
     def named_weights(self, prefix: str) -> NamedWeights:
@@ -124,8 +131,15 @@ class Attention(AttentionHeads):
         if self.biases is not None and isinstance(self.spec.biases, DistanceBiases):
             table = named_biases(self.biases, self.spec.biases)
             weights[f"{prefix}.relative_attention_bias.weight"] = (table,)
+        return weights | self._named_parts(prefix)
+
+    def _named_parts(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of what decides which keys are read, and how."""
+        weights: NamedWeights = {}
         if self.relations is not None:
             weights |= self.relations.named_weights(prefix)
+        if self.indexer is not None:
+            weights |= self.indexer.named_weights(f"{prefix}.indexer")
         return weights
 
     def _own_gates(self, prefix: str) -> NamedWeights:

@@ -24,7 +24,7 @@ from shmllm.models.draft_specs import DraftSpec
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec, TransformSpec
 from shmllm.models.item_towers import ItemTowers
-from shmllm.models.kv_sources import check_sources, sources_of
+from shmllm.models.kv_sources import check_sources, of_one_size, sources_of
 from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import (
     WITHIN_ITEMS,
@@ -343,9 +343,9 @@ class ModelConfig(ItemTowers):
     @property
     def layer_kv(self) -> tuple[KVHeads | None, ...]:
         """What each layer stores of a token in the KV cache; None: nothing, because it has no
-        attention or reads what another layer stored."""
+        attention or reads what another layer stored. See `of_one_size`."""
         sources = self.kv_sources
-        return tuple(
+        return of_one_size(
             next((each.kv for each in layer.mixers if each.kv and index not in sources), None)
             for index, layer in enumerate(self.loaded_layers)
         )

@@ -11,7 +11,7 @@ from enum import Enum
 
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.widths import num_chosen
+from shmllm.models.widths import chosen_of
 
 
 class Feature(Enum):
@@ -28,7 +28,7 @@ _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
         model.norm.kind == "layer" and any(each.qk_norm == "row" for each in model.attentions)
     ),
     Feature.TRANSPOSED: lambda model: model.transposed,
-    Feature.INDEXER: lambda model: num_chosen(model) is not None,
+    Feature.INDEXER: lambda model: chosen_of(model) is not None,
     Feature.DIVIDED_ENCODER: lambda model: model.num_encoded > 0 and model.is_divided,
 }
 

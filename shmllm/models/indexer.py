@@ -1,12 +1,14 @@
-"""An indexer as the owner of its weights: it chooses the tokens that a latent attention reads."""
+"""Indexers as the owners of their weights: they choose the tokens, or the blocks of keys, that an
+attention reads."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from shmllm.models.indexer_specs import IndexerSpec
-from shmllm.models.layers import Linear, NamedWeights, Norm, Storage
+from shmllm.models.layers import HeadNorm, Linear, NamedWeights, Norm, Storage
 from shmllm.models.matrices import Destination, MixedMatrix, joined
+from shmllm.models.mixer_specs import AttentionSpec
 from shmllm.models.quantized import QuantizedMatrix
 from shmllm.models.specs import NormSpec
 
@@ -59,3 +61,36 @@ class Indexer:
         parts = view.split_with_sizes(sizes)
         pairs = zip(parts[::2], parts[1::2], strict=True)
         return joined([part for rotated, fixed in pairs for part in (fixed, rotated)])
+
+
+class BlockIndexer:
+    """The weights of an indexer of an attention of heads.
+
+    Args:
+        hidden: the width of the hidden state.
+        spec: the attention, which has an indexer.
+        norm: the norms of heads.
+        storage: allocates the weights.
+
+    Attributes:
+        in_proj: the projection of the hidden state to all heads' queries and to a key.
+        q_norm, k_norm: the norms of each query and of a key.
+    """
+
+    def __init__(self, hidden: int, spec: AttentionSpec, norm: NormSpec, storage: Storage) -> None:
+        dim = spec.index_widths[1]
+        self.in_proj = Linear(hidden, spec.index_widths, False, storage)
+        self.q_norm, self.k_norm = (HeadNorm(dim, norm, storage) for _ in range(2))
+
+    @classmethod
+    def of(
+        cls, hidden: int, spec: AttentionSpec, norm: NormSpec, storage: Storage
+    ) -> BlockIndexer | None:
+        """Returns that of an attention, or None: it has none."""
+        return None if spec.indexer is None else cls(hidden, spec, norm, storage)
+
+    def named_weights(self, prefix: str) -> NamedWeights:
+        """Returns the destinations of names under ``prefix``."""
+        weights = self.in_proj.named_weights(f"{prefix}.q_proj", f"{prefix}.k_proj")
+        weights |= self.q_norm.named_weights(f"{prefix}.q_norm")
+        return weights | self.k_norm.named_weights(f"{prefix}.k_norm")

@@ -1,15 +1,16 @@
-"""Layers that store no keys and values and read those of an earlier one.
+"""Layers that store no keys and values and read those of an earlier one, and what the others store.
 
-This module owns which they are, and which of them a model may have.
+This module owns which the former are, and which of them a model may have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from shmllm.errors import EngineStartError
 from shmllm.models.layer_specs import LayerSpec
-from shmllm.models.mixer_specs import Encoded
+from shmllm.models.mixer_specs import Encoded, KVHeads
 
 
 def sources_of(layers: Sequence[LayerSpec]) -> dict[int, int]:
@@ -46,3 +47,15 @@ def _problem_of(layers: Sequence[LayerSpec], index: int, sources: dict[int, int]
     reads_same = own.window == other.window or isinstance(own.ahead, Encoded)
     is_same = own.kv == other.kv and reads_same
     return None if is_same else "has other heads or another window"
+
+
+def of_one_size(stored: Iterable[KVHeads | None]) -> tuple[KVHeads | None, ...]:
+    """Returns what layers store of a token, with room for the key of an indexer beside keys and
+    values in all of them if some have it: so they are one group, with one block table."""
+    every = tuple(stored)
+    beside = [heads.index_dim for heads in every if heads is not None and heads.value_dim]
+    room = max(beside, default=0)
+    return tuple(
+        replace(heads, index_dim=room) if heads is not None and heads.value_dim else heads
+        for heads in every
+    )

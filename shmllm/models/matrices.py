@@ -326,10 +326,14 @@ def _split(part: WholeMatrix, size: int) -> tuple[WholeMatrix, list[WholeMatrix]
 
 def addresses(view: Destination) -> range:
     """Returns the addresses of a view's memory, which must be contiguous: of its first part, if it
-    has several."""
+    has several. Weights without memory have numbers that tell them apart likewise."""
     first = parts_of(view)[0]
     memory: Tensor = first if isinstance(first, Tensor) else first.integers
-    return range(memory.data_ptr(), memory.data_ptr() + memory.nbytes)
+    begin = memory.data_ptr()
+    if memory.is_meta:
+        own = int(memory.untyped_storage()._cdata)
+        begin = (own << 48) + int(memory.storage_offset()) * memory.itemsize
+    return range(begin, begin + memory.nbytes)
 
 
 def joined(parts: Sequence[Matrix]) -> Matrix:

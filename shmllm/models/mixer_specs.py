@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from shmllm.models.bias_specs import DistanceBiases, LinearBiases, RelationBiases
-from shmllm.models.indexer_specs import IndexerSpec
+from shmllm.models.indexer_specs import BlockIndexerSpec, Chosen, IndexerSpec
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
     KimiDeltaSpec,
@@ -79,7 +79,7 @@ class KVHeads:
         count: the number of key heads, and of value heads.
         key_dim: the width of a key.
         value_dim: the width of a value; 0: a value is the first elements of its key.
-        index_dim: the width of the key of an indexer, see `IndexerSpec`; 0: there is none.
+        index_dim: the width of the key of an indexer, which all heads share; 0: there is none.
     """
 
     count: int
@@ -134,6 +134,7 @@ class AttentionSpec:
             no projections for; None: it has its own.
         input_width: the width of what queries, keys and values are projections of; None: that of a
             hidden state.
+        indexer: what chooses the blocks of keys that a token attends to; None: these are all.
     """
 
     num_heads: int
@@ -168,6 +169,7 @@ class AttentionSpec:
     keys_are_values: bool = False
     source: int | None = None
     input_width: int | None = None
+    indexer: BlockIndexerSpec | None = None
 
     state_bytes = 0
 
@@ -212,12 +214,25 @@ class AttentionSpec:
     @property
     def linear_widths(self) -> tuple[int, ...]:
         """The widths of the outputs of the projections before the attention, and of its gates."""
-        return (self.in_width, self.width) if self.own_gates else (self.in_width,)
+        widths = self.in_width, self.own_gates * self.width, sum(self.index_widths)
+        return tuple(width for width in widths if width)
+
+    @property
+    def index_widths(self) -> tuple[int, int]:
+        """The widths of an indexer's queries, side by side, and of its key; 0: it has none."""
+        dim = 0 if self.indexer is None else self.indexer.head_dim
+        return self.num_kv_heads * dim, dim
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """How much a token attends to at most; None: all that it sees."""
+        return None if self.indexer is None else self.indexer.chosen(self.num_kv_heads)
 
     @property
     def kv(self) -> KVHeads:
         """What the attention reads of each token in the cache."""
-        return KVHeads(self.num_kv_heads, self.head_dim, self.value_head_dim)
+        index_dim = self.index_widths[1]
+        return KVHeads(self.num_kv_heads, self.head_dim, self.value_head_dim, index_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,9 +288,9 @@ class LatentAttentionSpec:
     state_bytes = 0
 
     @property
-    def top_k(self) -> int | None:
-        """How many tokens a token attends to at most; None: all before it."""
-        return None if self.indexer is None else self.indexer.top_k
+    def chosen(self) -> Chosen | None:
+        """How much a token attends to at most; None: all before it."""
+        return None if self.indexer is None else Chosen(1, self.indexer.top_k)
 
     @property
     def width(self) -> int:

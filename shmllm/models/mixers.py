@@ -69,6 +69,8 @@ def _attend(ops: Ops, x: Tensor, residual: Tensor, attention: Attention) -> Tens
     qkv, clip = ops.linear(x, attention.qkv_proj), attention.spec.clip
     if clip is not None:
         qkv = ops.clip(qkv, clip)
+    if attention.indexer is not None:
+        ops.choose_blocks(x, attention)
     out, scale = ops.attend(qkv, attention), attention.spec.output_scale
     if attention.gate_proj is not None:
         out = ops.open_heads(out, ops.linear(x, attention.gate_proj))

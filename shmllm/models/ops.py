@@ -201,6 +201,15 @@ class Ops(LinearOps, StreamOps, Protocol):
             attention: the layer, which has an indexer.
         """
 
+    def choose_blocks(self, x: Tensor, attention: AttentionHeads) -> None:
+        """Stores the index keys of the step's tokens, and chooses the blocks of keys that each
+        attends to in this layer, of equal ones the first, for `attend`; see `BlockIndexerSpec`.
+
+        Args:
+            x: [tokens, hidden], which queries and keys are projections of.
+            attention: the layer, which has an indexer.
+        """
+
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         """Computes the latent attention of one layer, over the step's tokens, whose latents are
         stored, and those before them.

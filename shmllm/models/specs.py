@@ -27,8 +27,9 @@ LEARNED: dict[str, dict[str, tuple[tuple[int, ...], float]]] = {
 """The numbers that a model learns of an activation in each layer, in the order in which kernels
 read them: by the name in a checkpoint, its shape there, and the value before training."""
 ExpertActivation = Literal[
-    "silu", "silu_bounded", "silu_clamped", "gelu_tanh", "gpt_oss", "relu_squared", "gelu"
-]
+    "silu", "silu_bounded", "silu_clamped", "silu_shifted", "gelu_tanh", "gpt_oss", "relu_squared",
+    "gelu",
+]  # fmt: skip
 Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top", "mixer"]
 
 
@@ -58,18 +59,20 @@ class MLPSpec:
     Attributes:
         inner: the width of the activation's output.
         activation: "silu", "gelu" (with the error function), "gelu_tanh", "quick_gelu", "relu",
-            "relu_squared", or, without a gate, "xielu", whose numbers a model learns; see LEARNED.
+            "relu_squared", or, without a gate, "xielu", whose numbers a model learns; see LEARNED;
+            or, with a bound, "silu_shifted".
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias, up_bias: whether the projections have a bias, and whether those to gate and up, too.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:
             ``max(gate - cut, 0)`` takes the place of a gate; 0: they stay.
         bound: the largest activation of a gate, and the largest magnitude of what it multiplies;
-            None: they stay. The MLP is gated then.
+            None: they stay. The MLP is gated then. With "silu_shifted" gates are bounded before
+            their activation: ``g * sigmoid(1.702 * g) * (u + 1)`` of bounded gates g and ups u.
         norm: the norm of what the last projection reads; None: there is none.
     """
 
     inner: int
-    activation: Activation | LearnedActivation = "silu"
+    activation: Activation | LearnedActivation | Literal["silu_shifted"] = "silu"
     gated: bool = True
     bias: bool = False
     up_bias: bool = True
@@ -130,10 +133,10 @@ class MoESpec:
         inner: the width of an expert's activation's output.
         latent: the width of what the experts read and return; None: that of the hidden state. The
             router reads the hidden state.
-        activation: "silu", "silu_bounded", "silu_clamped", "gelu_tanh", gpt-oss's clamped product,
-            or without a gate "relu_squared" or "gelu".
-        bound: with "silu_bounded": see `MLPSpec`; with "silu_clamped" that of gates before their
-            activation, and of what they multiply.
+        activation: "silu", "silu_bounded", "silu_clamped", "silu_shifted", "gelu_tanh", gpt-oss's
+            clamped product, or without a gate "relu_squared" or "gelu".
+        bound: with "silu_bounded" and "silu_shifted": see `MLPSpec`; with "silu_clamped" that of
+            gates before their activation, and of what they multiply.
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
             "sigmoid" of each, "sigmoid_of_top" of those that are chosen by their logits, or
             "mixer": each chosen expert has a softmax by itself, over those that are near to it

@@ -67,6 +67,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "MiniCPMOcrForConditionalGeneration": ("qwen3_5_text",),
     "MiniCPMV4_6ForConditionalGeneration": ("qwen3_5_text",),
     "MiniCPMV4_7ForConditionalGeneration": ("qwen3_5_text",),
+    "MiniMaxM3SparseForConditionalGeneration": ("minimax_m3_vl_text", "minimax_m3_text"),
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3", "mistral4"),
     "MllamaForConditionalGeneration": ("mllama_text_model",),
     "MossTranscribeDiarizeForConditionalGeneration": ("qwen3",),

@@ -83,6 +83,8 @@ from shmllm.models.vision.llava_specs import (
     VipLlavaTower,
 )
 from shmllm.models.vision.minicpmv4_6 import MiniCPMV
+from shmllm.models.vision.minimax_m3 import MiniMaxM3
+from shmllm.models.vision.minimax_m3_specs import MiniMaxM3Tower
 from shmllm.models.vision.muse_glimmer import MuseGlimmer
 from shmllm.models.vision.ovis2 import Ovis2
 from shmllm.models.vision.ovis2_specs import Ovis2Tower
@@ -167,6 +169,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     Lfm2VlTower: Lfm2Vl,
     Lfm3VlTower: Lfm3Vl,
     MiniCPMVTower: MiniCPMV,
+    MiniMaxM3Tower: MiniMaxM3,
     MuseGlimmerTower: MuseGlimmer,
     VideoLlama3Tower: VideoLlama3,
     Gemma4Tower: Gemma4,

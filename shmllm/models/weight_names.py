@@ -85,6 +85,7 @@ TOWER_PREFIXES = {
         "vision_tower": ("vision_model.", ""),
         "multi_modal_projector": ("",),
         "mm_projector": ("",),
+        "patch_merge_mlp": ("",),
         "merger": ("",),
         "vision_encoder": ("",),
         "vision_projection": ("",),

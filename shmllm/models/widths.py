@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from shmllm.models.bias_specs import RelationBiases
 from shmllm.models.config import ModelConfig
+from shmllm.models.indexer_specs import Chosen
 from shmllm.models.recurrent_specs import KimiDeltaSpec
 
 
@@ -97,10 +98,10 @@ def linear_widths(config: ModelConfig) -> tuple[int, ...]:
     return _ordered(widths)
 
 
-def num_chosen(config: ModelConfig) -> int | None:
-    """Returns how many tokens the indexers of the layers, which are alike, choose for each token;
-    None: there are none."""
-    return next((each.top_k for each in config.latent_attentions if each.indexer), None)
+def chosen_of(config: ModelConfig) -> Chosen | None:
+    """Returns how much the indexers of the layers, which are alike, choose for each token; None:
+    there are none."""
+    return next((each.chosen for each in config.all_attentions if each.chosen), None)
 
 
 def relations_of(config: ModelConfig) -> RelationBiases | None:

@@ -11,7 +11,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import read_fields
 from shmllm.models.pooled import read_config
-from shmllm.models.widths import reads_embeds, sets_aside
+from shmllm.models.widths import chosen_of, reads_embeds, sets_aside
 from shmllm.worker.loading import configured_length, use_of
 
 
@@ -37,6 +37,7 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
             f"enable_lora is not possible for {found.architecture}: some of its layers share their "
             "weights, and each of them adds to these"
         )
+    _check_blocks(config, found)
     config = _fit_to_head(config, found)
     if not found.whole_prompts:
         return _fit_to_images(config, found)
@@ -59,6 +60,16 @@ def fit_to_model(config: EngineConfig) -> EngineConfig:
         ),
         cache=replace(config.cache, enable_prefix_caching=False),
     )
+
+
+def _check_blocks(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise EngineStartError if the blocks that an indexer chooses are no blocks of the cache."""
+    chosen, block_size = chosen_of(model), config.cache.block_size
+    if chosen is not None and chosen.size > 1 and chosen.size % block_size:
+        raise EngineStartError(
+            f"block_size {block_size} does not divide the {chosen.size} keys of the blocks that "
+            f"{model.architecture} chooses: set it to a power of two that does"
+        )
 
 
 def _fit_to_head(config: EngineConfig, model: ModelConfig) -> EngineConfig:

@@ -128,6 +128,14 @@ MADE: dict[str, dict[str, Any]] = {
     "lfm2_vl": {"num_attention_heads": 2, "num_key_value_heads": 1, **CONVOLUTIONS},
     "hunyuan_vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
     "video_llama_3": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "minimax_m3": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "index_n_heads": 1,
+        "index_block_size": BLOCK_SIZE,
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "dots_ocr": {
         "vision": {"hidden_size": 32},
         "num_attention_heads": 2,
@@ -172,6 +180,7 @@ GRIDS: dict[str, list[Grid]] = {
     "lfm2_vl": [(1, 4, 6), (1, 4, 2)],
     "hunyuan_vl": [(1, 4, 6), (1, 4, 2)],
     "video_llama_3": [(1, 2, 3), (1, 2, 1)],
+    "minimax_m3": [(1, 4, 6), (1, 4, 2)],
     "dots_ocr": [(1, 4, 6), (1, 4, 2)],
     "ernie4_5_vl_moe": [(1, 4, 6), (1, 4, 2)],
     "granite4_vision": [(3, 90, 64), (3, 90, 64)],

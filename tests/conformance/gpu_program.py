@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.gpu_steps import GpuSteps, Prepared
 from support.model_helpers import reference_logits, reference_model, save
-from support.reference_models import INDEXER, PHI4_TOWERS
+from support.reference_models import BLOCKS_CHOSEN, INDEXER, PHI4_TOWERS
 from support.variants import slow
 
 from shmllm.config.graphs import CudaGraphMode
@@ -253,6 +253,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3}
     | {"head_dim": 16, "rotary_dim": 8},
+    "minimax_m3": {"num_local_experts": 8, "num_experts_per_tok": 3}
+    | BLOCKS_CHOSEN
+    | {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 8}
+    | {"mlp_layer_types": ["dense", "sparse"], "index_topk_blocks": 2},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2, "intermediate_size": 24},
     "ministral3": {"head_dim": 16, "rope_parameters": GROWING},

@@ -102,6 +102,7 @@ def families(*default: str, without: Sequence[str] = ()) -> pytest.MarkDecorator
         "lfm3_vl",
         "hunyuan_vl",
         "video_llama_3",
+        "minimax_m3",
         "aya_vision",
         "blip_2",
         "cohere2_vision",

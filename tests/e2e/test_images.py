@@ -68,7 +68,10 @@ class Subject(NamedTuple):
 
 @pytest.fixture(
     scope="module",
-    params=[slow(name) if name in (*ALIKE, *TWO_SIZES) else name for name in VISION_FAMILIES],
+    params=[
+        slow(name) if name in (*ALIKE, *TWO_SIZES, "minimax_m3") else name
+        for name in VISION_FAMILIES
+    ],
 )
 def subject(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Subject:
     return make(request.param, tmp_path_factory)

@@ -138,7 +138,7 @@ class GpuSteps:
         )
         self.buffers = GpuBuffers(
             config, dtype, max_tokens, max_requests, self.batch.max_samples, device, deterministic,
-            max_verified, MAX_LENGTH,
+            max_verified, MAX_LENGTH, BLOCK_SIZE,
         )  # fmt: skip
         self.dispatcher = GraphDispatcher(
             CudaGraphMode.parse(mode),

@@ -76,6 +76,17 @@ LATENT: dict[str, Any] = {
 }
 INDEXER: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 24, "index_topk": 7}
 """So many heads that no score is a sum of zeros, which others would equal."""
+BLOCKS_CHOSEN: dict[str, Any] = {
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "intermediate_size": 24,
+    "dense_intermediate_size": 40,
+    "shared_intermediate_size": 20,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+}
+"""A small MiniMax M3, but for the numbers of layers, experts and blocks."""
 PHI4_TOWERS: dict[str, Any] = {
     "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
     | {"num_attention_heads": 2, "image_size": 28, "crop_size": 28},
@@ -372,6 +383,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "MiniMaxM2",
         {"num_local_experts": 16, "num_experts_per_tok": 4, "head_dim": 16, "rotary_dim": 8},
     ),
+    "minimax_m3": (
+        "MiniMaxM3VLText",
+        BLOCKS_CHOSEN
+        | {"num_local_experts": 16, "num_experts_per_tok": 4, "index_block_size": 32}
+        | {"layer_types": ["full_attention", *["minimax_m3_sparse"] * 2], "index_topk_blocks": 4}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
     "olmo2": ("Olmo2", {"num_key_value_heads": 4}),
     "olmo3": ("Olmo3", {"sliding_window": 48, "num_hidden_layers": 5}),
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
@@ -595,10 +613,10 @@ NOT_IN_GGUF = (
     *("pangu_embedded", "teleflm"),
     *("aria", "axk1", "axk2", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
     *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
-    *("longcat_flash", "persimmon", "phi4_multimodal", "zamba2"),
+    *("longcat_flash", "minimax_m3", "persimmon", "phi4_multimodal", "zamba2"),
 )
 """Those of which no GGUF files are written yet."""
-WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
+WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "minimax_m3")
 LATENTS = (
     *("deepseek_v2", "deepseek_v3", *WITH_INDEXER, "glm4_moe_lite"),
     *(
@@ -611,7 +629,7 @@ LATENTS = (
         "bailing_moe_v3",
     ),
 )
-"""Those whose cache holds latents, which are not rounded to 8 bits."""
+"""Those whose cache holds latents, or keys of an indexer, which are not rounded to 8 bits."""
 QUICK = ("qwen3", "mistral", "gpt_oss", "gemma3", "qwen3_next", "deepseek_v3")
 """The norms of queries and keys, a window, groups of layers with sinks and experts, with two
 rotations, with states, and with latents: the architectures that differ most."""

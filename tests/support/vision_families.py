@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from support.reference_models import BLOCKS_CHOSEN
+
 VOCAB_SIZE = 512
 IMAGE_SIZE = 64
 TEXT: dict[str, Any] = {
@@ -91,6 +93,12 @@ class VisionFamily(NamedTuple):
     processor: tuple[str, str]
     settings: dict[str, Any]
 
+    @property
+    def architecture(self) -> str:
+        """The name of transformers' class; that of the configuration of MiniMax M3 differs."""
+        stem = {"MiniMaxM3VL": "MiniMaxM3Sparse"}.get(self.model, self.model)
+        return f"{stem}ForConditionalGeneration"
+
 
 _CHATML = ("<|im_end|>", "<|im_start|>")
 _PAD_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
@@ -175,6 +183,9 @@ _LFM2_MARKS = (
 _KIMI_MARKS = (
     *("<|media_begin|>", "<|media_content|>", "<|media_end|>"),
     "<|kimi_k25_video_placeholder|>",
+)
+_MINIMAX_MARKS = tuple(
+    f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")
 )
 _MINICPM_MARKS = (*("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"),)
 _MUSE_MARKS = (
@@ -569,6 +580,23 @@ FAMILIES = {
         marks=(*_CHATML, *_PAD_MARKS[:2], "<vision>", "</vision>"),
         ids=dict([*_QWEN_IDS.items()][:2]),
         chat="<vision><|image_pad|></vision>",
+    ),
+    "minimax_m3": _qwen(
+        "MiniMaxM3VL",
+        {key: BLOCKS_CHOSEN[key] for key in BLOCKS_CHOSEN if key != "intermediate_size"}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "index_block_size": 64}
+        | {"layer_types": ["full_attention", *["minimax_m3_sparse"] * 2], "index_topk_blocks": 2}
+        | {"mlp_layer_types": ["dense", "sparse", "dense"]},
+        {key: VISION[key] for key in VISION if key != "image_size"} | {"patch_size": 14},
+        **CLIP_MEAN,
+        patch_size=14,
+        size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56 * 8},
+    )._replace(
+        outer={"projector_hidden_size": 40},
+        marks=(*_CHATML, *_MINIMAX_MARKS),
+        image=_MINIMAX_MARKS[0],
+        ids={"image_token_index": _MINIMAX_MARKS[0], "video_token_index": _MINIMAX_MARKS[1]},
+        chat=_MINIMAX_MARKS[0],
     ),
     "video_llama_3": _qwen(
         "VideoLlama3",

@@ -90,7 +90,9 @@ ANY_SIZE = tuple(
     if name.startswith(
         ("dots", "ernie", "exaone", "gemma4", "glm", "hunyuan", "hyper", "kimi", "lfm", "lighton")
     )
-    or name.startswith(("minicpm", "mistral", "muse", "paddle", "pixtral", "qwen", "video"))
+    or name.startswith(
+        ("minicpm", "minimax", "mistral", "muse", "paddle", "pixtral", "qwen", "video")
+    )
 )
 """Families whose tower takes images of any size."""
 AXES = ("ernie", "gemma4", "glm", "hunyuan", "minicpmv4_7", "paddle", "qwen")
@@ -139,7 +141,7 @@ def make_vision_model(
         vision_config=family.vision | (vision or {}),
         **({"tie_word_embeddings": False} | family.outer | ids | (outer or {})),
     )
-    model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
+    model = getattr(transformers, family.architecture)(config).eval()
     draw_weights(model, 0.0 if name.startswith(("gemma3", "paligemma")) else 1.0)
     draw_buffers(model)
     model.vision_family = name

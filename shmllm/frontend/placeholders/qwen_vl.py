@@ -118,6 +118,29 @@ class DotsOcrPlaceholder(QwenVLPlaceholder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MiniMaxM3Placeholder(QwenVLPlaceholder):
+    """The default of transformers' `MiniMaxM3VLConfig`, and the texts of its processor, which
+    writes those around the tokens of an image."""
+
+    DEFAULT_IDS: ClassVar[TokenIds] = TokenIds(200_025, 200_026)
+    TEXTS: ClassVar[TokenTexts] = TokenTexts(
+        image="]<]image[>[",
+        video="]<]video[>[",
+        begin=("vision_start_token", "]<]start of image[>["),
+        end=("vision_end_token", "]<]end of image[>["),
+    )
+
+    @classmethod
+    def of(cls, config: Config, texts: Mapping[str, str]) -> Self:
+        found = super().of(config, {})
+        return replace(found, mark=found.token)
+
+    def expansion(self, item: PreparedItem) -> str:
+        begin, end = self.TEXTS.around({})
+        return f"{begin}{super().expansion(item)}{end}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PaddleOcrVlPlaceholder(QwenVLPlaceholder):
     """The defaults of transformers' `PaddleOCRVLConfig`."""
 

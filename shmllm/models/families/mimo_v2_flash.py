@@ -67,7 +67,7 @@ def _read_types(fields: Fields, num_layers: int) -> tuple[str, ...]:
     types = read_layer_types(fields, num_layers)
     if types is not None:
         return types
-    pattern = _read_pattern(fields, "hybrid_layer_pattern", num_layers)
+    pattern = read_pattern(fields, "hybrid_layer_pattern", num_layers)
     if pattern is None:
         pattern = [index > 0 and (index + 1) % 6 > 0 for index in range(num_layers)]
     return tuple(SLIDING if has_window else FULL for has_window in pattern)
@@ -78,11 +78,11 @@ def _read_experts(fields: Fields, num_layers: int) -> list[bool]:
     types = read_mlp_types(fields, num_layers)
     if types is not None:
         return [kind == SPARSE for kind in types]
-    pattern = _read_pattern(fields, "moe_layer_freq", num_layers)
+    pattern = read_pattern(fields, "moe_layer_freq", num_layers)
     return [index > 0 for index in range(num_layers)] if pattern is None else pattern
 
 
-def _read_pattern(fields: Fields, name: str, num_layers: int) -> list[bool] | None:
+def read_pattern(fields: Fields, name: str, num_layers: int) -> list[bool] | None:
     """Returns a list of 0 or 1 for each layer, as published files have them; None: there is
     none."""
     pattern: Any = fields.values.get(name)

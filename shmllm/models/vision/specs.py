@@ -26,6 +26,7 @@ from shmllm.models.vision.llava_specs import (
     LlavaTower,
     VipLlavaTower,
 )
+from shmllm.models.vision.minimax_m3_specs import MiniMaxM3Tower
 from shmllm.models.vision.ovis2_specs import Ovis2Tower
 from shmllm.models.vision.pooled_specs import PooledTower
 from shmllm.models.vision.sam_specs import (
@@ -253,6 +254,7 @@ TowerSpec = (
     | Lfm2VlTower
     | Lfm3VlTower
     | MiniCPMVTower
+    | MiniMaxM3Tower
     | MuseGlimmerTower
     | VideoLlama3Tower
     | Gemma4Tower
@@ -335,9 +337,8 @@ class VisionSpec:
     def side_of(self, grid: Grid) -> int:
         """Returns the height and the width of the tiles of an image, in pixels; 0: images have any
         size, see `tile_size`."""
-        if isinstance(self.tower, TwoSizesTower):
-            return self.tower.side_of(grid)
-        return self.tile_size
+        tower = self.tower
+        return tower.side_of(grid) if isinstance(tower, TwoSizesTower) else self.tile_size
 
     def num_video_embeddings(self, grid: Grid) -> int:
         """Returns how many embeddings a video has; 0: there is no such video."""

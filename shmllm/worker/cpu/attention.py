@@ -3,13 +3,15 @@ before it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from shmllm.models.attention import AttentionHeads
 from shmllm.models.config import ModelConfig
+from shmllm.models.layer_specs import LayerSpec
+from shmllm.models.layers import HeadNorm, Linear
 from shmllm.models.mixer_specs import Growth, QKNorm
 from shmllm.worker.arrays import IntArray, LongArray
 from shmllm.worker.cpu.buffers import CpuBuffers
@@ -26,6 +28,8 @@ from shmllm_kernels.cpu.attention import (
 )
 from shmllm_kernels.cpu.attention_pieces import request_words
 from shmllm_kernels.cpu.attention_state import LOG2_E
+from shmllm_kernels.cpu.block_indexer import CHOOSE_BLOCKS
+from shmllm_kernels.cpu.block_indexer import scratch_bytes as index_scratch_bytes
 from shmllm_kernels.cpu.cache_layout import head_words
 from shmllm_kernels.cpu.heads import STORE_HEADS
 from shmllm_kernels.cpu.row_factors import GATE, GROW
@@ -58,6 +62,30 @@ def requests_of_groups(
         for group, block_table in enumerate(block_tables)
         for division, pieces in inputs.pieces.items()
     }
+
+
+def chosen_requests(inputs: CpuInputs, division: Division, chosen: Tensor) -> LongArray:
+    """Return the words of a step's tokens as requests, whose contexts are what was chosen.
+
+    Args:
+        inputs: the inputs that the kernels read.
+        division: that of the attention.
+        chosen: int32 [max_tokens, entries], the entries of each choice of a token side by side.
+    """
+    assert division.chosen is not None, "the layer has an indexer"
+    entries = chosen.shape[1] // division.chosen.num_heads
+    tiles, splits = (words.ctypes.data for words in inputs.pieces[division])
+    return request_words(
+        inputs.token_indices.ctypes.data,
+        inputs.token_counts.ctypes.data,
+        inputs.chosen_lens.ctypes.data,
+        inputs.token_indices.ctypes.data,
+        chosen.data_ptr(),
+        chosen.shape[1],
+        tiles,
+        splits,
+        4 * entries,
+    )
 
 
 def record_growth(
@@ -124,6 +152,17 @@ class AttentionOps:
         self._scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
         states = max((split_states_bytes(*each) for each in layouts), default=0)
         self._split_states = torch.empty(states, dtype=torch.uint8)
+        size = max(map(self._index_scratch_bytes, enumerate(config.layers)), default=0)
+        self._index_scratch = torch.empty((program.num_threads, size), dtype=torch.uint8)
+
+    def _index_scratch_bytes(self, place: tuple[int, LayerSpec]) -> int:
+        """Return the size of one thread's scratch memory for the indexer of a layer, or 0."""
+        index, layer = place
+        if layer.attention is None or layer.attention.indexer is None:
+            return 0
+        cache, heads = self._cache.layers[index], layer.attention.num_kv_heads
+        most_blocks = int(self._requests[cache.group, Division.of(layer.attention)][5])
+        return index_scratch_bytes(head_layout(cache).index, heads, most_blocks)
 
     def store(self, qkv: Tensor, attention: AttentionHeads) -> list[int]:
         """Record the operation `models.ops.Ops.store_heads`. Return the addresses of the heads that
@@ -134,8 +173,36 @@ class AttentionOps:
         self._heads.append(heads)
         source = [heads.ctypes.data, qkv.data_ptr(), 4 * qkv.shape[1]]
         kernel = STORE_HEADS[layout.stored, dtype_name(attention.dtype)]
-        self._record("store_heads", kernel, *source, *self._storing(attention, cache))
+        target = cache.blocks.data_ptr() if spec.source is None else 0
+        norms = attention.q_norm, attention.k_norm
+        storing = self._storing(attention, cache, target, norms)
+        self._record("store_heads", kernel, *source, *storing)
         return source
+
+    def choose(
+        self, x: Tensor, attention: AttentionHeads, linear: Callable[[Tensor, Linear], Tensor]
+    ) -> None:
+        """Record the operation `models.ops.Ops.choose_blocks`, with its product."""
+        spec, indexer, chosen = attention.spec, attention.indexer, self._buffers.chosen
+        assert indexer is not None, "the layer has an indexer"
+        assert spec.indexer is not None, "the layer has an indexer"
+        assert chosen is not None, "the model has indexers"
+        cache = self._cache.layers[attention.layer]
+        layout, rows = head_layout(cache), linear(x, indexer.in_proj)
+        heads = head_words(layout.index, spec.num_kv_heads, 1.0, cache.blocks.stride(0))
+        self._heads.append(heads)
+        source = [heads.ctypes.data, rows.data_ptr(), 4 * rows.shape[1]]
+        first_key = cache.blocks.data_ptr() + layout.index_offset
+        storing = self._storing(attention, cache, first_key, (indexer.q_norm, indexer.k_norm))
+        kernel = STORE_HEADS[layout.index.stored, dtype_name(attention.dtype)]
+        self._record("store_index_keys", kernel, *source, *storing)
+        requests = self._requests[cache.group, Division.of(spec)]
+        operands = [
+            requests.ctypes.data, *source, self._inputs.positions.ctypes.data, first_key,
+            chosen.data_ptr(), spec.indexer.top_k, spec.indexer.size, spec.indexer.num_local,
+            self._index_scratch.data_ptr(), self._index_scratch.shape[1],
+        ]  # fmt: skip
+        self._record("choose_blocks", CHOOSE_BLOCKS[layout.index.stored], *operands)
 
     def attend(self, qkv: Tensor, attention: AttentionHeads, out: Tensor) -> None:
         """Record the operation `models.ops.Ops.attend`, which writes to ``out``."""
@@ -144,16 +211,22 @@ class AttentionOps:
         kinds = head_layout(cache).stored, dtype_name(attention.dtype)
         if spec.growth is not None:
             record_growth(self._program, self._inputs, qkv, spec.query_width, spec.growth)
-        requests = self._requests[cache.group, Division.of(spec)]
+        division = Division.of(spec)
+        requests = self._requests[cache.group, division]
+        if spec.indexer is not None:
+            assert self._buffers.chosen is not None, "the model has indexers"
+            requests = chosen_requests(self._inputs, division, self._buffers.chosen)
+            self._heads.append(requests)
         operands = [
+            self._inputs.address_of_step(division),
             requests.ctypes.data, *source, out.data_ptr(), 4 * out.shape[1], blocks.data_ptr(),
             window_number(spec.window), self._scratch.data_ptr(), self._scratch.shape[1],
             word_of_float((spec.soft_cap or 0.0) * LOG2_E), _address(attention.sinks),
             self._split_states.data_ptr(), self._inputs.address_of_ends(spec.ahead),
             *self._place_of_biases(qkv, attention),
         ]  # fmt: skip
-        self._record("attend", ATTEND[kinds], *operands)
-        self._record("merge_splits", MERGE_SPLITS[kinds], *operands)
+        self._program.record(ATTEND[kinds], operands, label="attend")
+        self._program.record(MERGE_SPLITS[kinds], operands, label="merge_splits")
         if spec.gated:
             gates = [qkv.data_ptr() + 4 * (spec.in_width - spec.gate_width), 4 * qkv.shape[1]]
             columns = spec.width // spec.gate_width
@@ -169,15 +242,26 @@ class AttentionOps:
             return 0, 0, 0
         return biases[0, biases.shape[1] // 2 :].data_ptr(), 4 * biases.stride(0), 0
 
-    def _storing(self, attention: AttentionHeads, cache: LayerCache) -> list[int]:
-        """Return the operands of STORE_HEADS behind the addresses of queries, keys and values."""
+    def _storing(
+        self,
+        attention: AttentionHeads,
+        cache: LayerCache,
+        target: int,
+        norms: tuple[HeadNorm | None, HeadNorm | None],
+    ) -> list[int]:
+        """Return the operands of STORE_HEADS behind the addresses of queries, keys and values.
+
+        Args:
+            attention: the layer.
+            cache: its cache.
+            target: the address of the first key there, or 0.
+            norms: those of queries and of keys.
+        """
         spec, norm = attention.spec, self._config.norm
         angles, rotation = [0, 0], [0, 0]
         if spec.rope is not None:
             angles = [table.data_ptr() for table in self._buffers.angles[spec.rope]]
             rotation = [spec.rope.rotary_dim // 2, int(spec.rope.interleaved)]
-        target = cache.blocks.data_ptr() if spec.source is None else 0
-        norms = attention.q_norm, attention.k_norm
         weights = [None if each is None else each.weight for each in norms]
         return [
             *angles, self._inputs.slot_mapping[cache.group].ctypes.data, target,

@@ -12,12 +12,12 @@ from torch import Tensor
 from shmllm.models.config import ModelConfig, RopeConfig
 from shmllm.models.layers import Allocator
 from shmllm.models.widths import (
+    chosen_of,
     inner_widths,
     joined_widths,
     linear_widths,
     low_ranks,
     mixed_widths,
-    num_chosen,
     num_relations,
     read_widths,
     sets_aside,
@@ -44,6 +44,7 @@ class CpuBuffers:
         max_samples: the largest number of tokens that a step samples.
         activation_dtype: the dtype name that products round activations to.
         group: the group whose ranks share some of the buffers.
+        block_size: the number of tokens in a block of the cache.
 
     Attributes:
         streams: [streams, max_tokens, hidden], the residual streams.
@@ -60,8 +61,8 @@ class CpuBuffers:
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim / 2] each.
-        chosen: [max_tokens, top_k] int32, the slots that an indexer chose for each token; None:
-            there is none.
+        chosen: [max_tokens, entries] int32, the slots that an indexer chose for each token, or the
+            blocks for each of its heads; None: there is none.
         experts: for each mixture of experts, its buffers.
         mambas: for each Mamba, its buffers.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
@@ -88,12 +89,14 @@ class CpuBuffers:
         max_samples: int,
         activation_dtype: str = "float32",
         group: Group | None = None,
+        block_size: int = 1,
     ) -> None:
         self._group = group or Alone()
+        sizes = max_tokens, max_samples, block_size
         counter = CountingAllocator()
-        self._allocate(counter.allocate, config, max_tokens, max_samples, activation_dtype)
+        self._allocate(counter.allocate, config, *sizes, activation_dtype)
         self._arena = HostArena(counter.num_bytes, "the activations of a step")
-        self._allocate(self._arena.allocate, config, max_tokens, max_samples, activation_dtype)
+        self._allocate(self._arena.allocate, config, *sizes, activation_dtype)
 
     def _allocate(
         self,
@@ -101,6 +104,7 @@ class CpuBuffers:
         config: ModelConfig,
         max_tokens: int,
         max_samples: int,
+        block_size: int,
         activation_dtype: str,
     ) -> None:
         def buffer(rows: int, width: int) -> Tensor:
@@ -119,8 +123,9 @@ class CpuBuffers:
             for width in {each.latent_width for each in config.latent_attentions}
         }
         self.chosen: Tensor | None = None
-        if (top_k := num_chosen(config)) is not None:
-            self.chosen = allocate((max_tokens, top_k), torch.int32)
+        if (chosen := chosen_of(config)) is not None:
+            most = chosen.num_heads * chosen.entries(block_size)
+            self.chosen = allocate((max_tokens, most), torch.int32)
         self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         halves = {rope: rope.rotary_dim // 2 for rope in config.ropes}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {

@@ -39,7 +39,8 @@ def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout | Lat
     """
     if not heads.value_dim:
         return LatentLayout(heads.key_dim, block_size, dtype_of(stored), heads.index_dim)
-    return CacheLayout(heads.count, heads.key_dim, block_size, stored, heads.value_dim)
+    widths = heads.value_dim, heads.index_dim
+    return CacheLayout(heads.count, heads.key_dim, block_size, stored, *widths)
 
 
 def cache_bytes(shape: CacheShape, num_blocks: int, num_states: int = 1) -> int:
@@ -116,6 +117,11 @@ class CpuKVCache:
             for layer in shape.state_layers
         }
         self.state_group, self.interval = shape.states or (0, 0)
+
+    @property
+    def block_size(self) -> int:
+        """The number of tokens in a block of keys and values."""
+        return self._shape.block_size
 
     @property
     def buffers(self) -> tuple[list[Tensor], list[Tensor]]:

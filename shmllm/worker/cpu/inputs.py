@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shmllm.models.indexer_specs import Chosen
 from shmllm.models.mixer_specs import Ahead, AttentionSpec, LatentAttentionSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Alone, SharedArrays
@@ -28,20 +29,20 @@ class Division(NamedTuple):
 
     heads_per_kv: the number of query heads that share a key-value head.
     split_keys: the number of positions in a split.
-    top_k: that of `LatentAttentionSpec`; unless it is None, each token is a request of its own,
-        whose context is what was chosen for it.
+    chosen: that of the attention; unless it is None, each token is a request of its own, whose
+        context is what was chosen for it.
     """
 
     heads_per_kv: int
     split_keys: int
-    top_k: int | None = None
+    chosen: Chosen | None = None
 
     @classmethod
     def of(cls, spec: AttentionSpec | LatentAttentionSpec) -> Division:
         """Return that of a layer."""
         if isinstance(spec, LatentAttentionSpec):
-            return cls(spec.num_heads, latent_attention.SPLIT_KEYS, spec.top_k)
-        return cls(spec.num_heads // spec.num_kv_heads, SPLIT_KEYS)
+            return cls(spec.num_heads, latent_attention.SPLIT_KEYS, spec.chosen)
+        return cls(spec.num_heads // spec.num_kv_heads, SPLIT_KEYS, spec.chosen)
 
 
 class CpuInputs:
@@ -68,8 +69,10 @@ class CpuInputs:
         sample_tokens: (max_samples,) int64, likewise.
         pieces: for each of `divisions` the tiles and splits, int64, one more than requests, see
             `count_pieces`.
-        chosen_lens: (max_tokens,) int64, how many tokens each token attends to where an indexer
+        chosen_lens: (max_tokens,) int64, how many keys each token attends to where an indexer
             chooses them.
+        token_indices, token_counts: (max_tokens,) int64, `first_tokens` and `counts` of tokens
+            that are requests of their own.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class CpuInputs:
         self.sample_tokens = words("sample_tokens", max_samples or max_requests)
         self._state_copies = words("state_copies", 2 * max_requests, 2)
         sizes = {
-            division: 1 + (max_requests if division.top_k is None else max_tokens)
+            division: 1 + (max_requests if division.chosen is None else max_tokens)
             for division in divisions
         }
         self.pieces = {
@@ -111,6 +114,8 @@ class CpuInputs:
         }
         self._step_of_tokens = words("tokens, and as many requests", 2)
         self.chosen_lens = words("numbers of chosen tokens", max_tokens)
+        self.token_indices = np.arange(max_tokens)
+        self.token_counts = np.ones_like(self.token_indices)
 
     @property
     def state_copies(self) -> list[tuple[int, int]]:
@@ -139,7 +144,7 @@ class CpuInputs:
 
     def address_of_step(self, division: Division) -> int:
         """Return the address of two int64: the number of tokens and the number of requests."""
-        step = self._counts if division.top_k is None else self._step_of_tokens
+        step = self._counts if division.chosen is None else self._step_of_tokens
         return int(step.ctypes.data)
 
     def address_of_ends(self, ahead: Ahead) -> int:
@@ -170,9 +175,11 @@ class CpuInputs:
         self._step_of_tokens[:] = num_tokens
         for division, pieces in self.pieces.items():
             counts, lens, split_keys = inputs.counts, inputs.context_lens, division.split_keys
-            if division.top_k is not None:
-                lens = np.minimum(inputs.positions + 1, division.top_k)
+            if division.chosen is not None:
+                _, top_k, size = division.chosen
+                skipped = np.maximum(inputs.positions // size + 1 - top_k, 0)
+                lens = inputs.positions + 1 - skipped * size
                 self.chosen_lens[:num_tokens], counts = lens, np.ones_like(lens)
                 if num_tokens > MOST_SPLIT_TOKENS:
-                    split_keys = division.top_k
+                    split_keys = top_k * size
             count_pieces(counts, lens, division.heads_per_kv, *pieces, split_keys)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,13 +13,12 @@ from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.layers import Linear
 from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.cpu.attention import record_growth
+from shmllm.worker.cpu.attention import chosen_requests, record_growth
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, latent_layout
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.products import Products, kind_of
 from shmllm_kernels.cpu import KernelProgram, word_of_float
-from shmllm_kernels.cpu.attention_pieces import request_words
 from shmllm_kernels.cpu.head_products import MULTIPLY_HEADS
 from shmllm_kernels.cpu.indexer import CHOOSE_TOKENS, STORE_INDEX_KEYS, index_words
 from shmllm_kernels.cpu.indexer import scratch_bytes as index_scratch_bytes
@@ -65,8 +63,6 @@ class LatentAttentionOps:
         self._cache = cache
         self._requests = requests
         self._num_tokens = inputs.address_of("num_tokens")
-        self._indices = np.arange(len(inputs.positions))
-        self._ones = np.ones_like(self._indices)
         every = [
             (latent_layout(cache.layers[index]), mixer.num_heads, mixer.rank)
             for index, layer in enumerate(config.layers)
@@ -187,7 +183,7 @@ class LatentAttentionOps:
         division = Division.of(spec)
         requests, is_chosen = self._requests[cache.group, division], spec.indexer is not None
         if is_chosen:
-            requests = self._chosen_requests(division)
+            requests = chosen_requests(self._inputs, division, self._chosen)
         widths = spec.num_heads, spec.rank
         sizes = size_words(layout, *widths, spec.scale, blocks.stride(0), is_chosen)
         rows = [latents.data_ptr(), 4 * latents.shape[1]]
@@ -200,19 +196,6 @@ class LatentAttentionOps:
         kernel = ATTEND_LATENTS[layout.stored]
         self._program.record(kernel, operands, keep=[sizes, requests], label="attend_latents")
         self._program.record(MERGE_LATENTS, operands, label="merge_latents")
-
-    def _chosen_requests(self, division: Division) -> LongArray:
-        """Return the words of a step's tokens as requests, whose contexts are what was chosen."""
-        chosen, indices, ones = self._chosen, self._indices, self._ones
-        return request_words(
-            indices.ctypes.data,
-            ones.ctypes.data,
-            self._inputs.chosen_lens.ctypes.data,
-            indices.ctypes.data,
-            chosen.data_ptr(),
-            chosen.shape[1],
-            *(words.ctypes.data for words in self._inputs.pieces[division]),
-        )
 
     def _multiply(self, x: Tensor, width: int, weight: Tensor, out: Tensor) -> None:
         """Record ``out[:, head] = x[:, head] @ weight[head].T``; a head has ``width`` columns of x

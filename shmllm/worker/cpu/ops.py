@@ -291,6 +291,9 @@ class CpuOps:
     def choose_tokens(self, x: Tensor, latent: Tensor, attention: LatentAttention) -> None:
         self._latents.choose(x, latent, attention, self.linear)
 
+    def choose_blocks(self, x: Tensor, attention: AttentionHeads) -> None:
+        self._attentions.choose(x, attention, self.linear)
+
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self._latents.attend(query, attention)
 

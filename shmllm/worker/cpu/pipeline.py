@@ -172,7 +172,10 @@ class CpuPipeline:
         self._batch = batch
         self._block_size = block_size
         self.num_slots = group.num_stages
-        self.buffers = CpuBuffers(model.config, max_tokens, batch.max_samples, activation_dtype)
+        self.buffers = CpuBuffers(
+            model.config, max_tokens, batch.max_samples, activation_dtype,
+            block_size=cache.block_size,
+        )  # fmt: skip
         self._slots = [
             _Slot(
                 f"batch {number}", model, cache, batch, self.buffers, num_threads,

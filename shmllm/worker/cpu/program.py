@@ -12,6 +12,7 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.features import Feature, check_features
 from shmllm.models.rope_config import count_axes
+from shmllm.models.widths import chosen_of
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
@@ -56,10 +57,11 @@ def check_model(
         raise EngineStartError(
             f"decode_kernel={load.decode_kernel!r} is for a GPU: leave it out on a CPU"
         )
-    if load.kv_cache_dtype == "int8" and config.latent_attentions:
+    held = "latents" if config.latent_attentions else "keys of an indexer"
+    if load.kv_cache_dtype == "int8" and (config.latent_attentions or chosen_of(config)):
         raise EngineStartError(
             f"kv_cache_dtype='int8' is not possible for {config.architecture}: its cache holds "
-            "latents, which have no 8-bit kernels; leave it out"
+            f"{held}, which have no 8-bit kernels; leave it out"
         )
     if load.rounding is not None:
         check_features(config, f"quantization={load.rounding!r}", NOT_QUANTIZED)
@@ -106,7 +108,7 @@ class CpuProgram:
             count_axes(model.config.ropes),
         )  # fmt: skip
         self.buffers = CpuBuffers(
-            model.config, max_tokens, batch.max_samples, activation_dtype, group
+            model.config, max_tokens, batch.max_samples, activation_dtype, group, cache.block_size
         )
         self._kernels = KernelProgram(num_threads)
         self._meetings = meetings = Meetings(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from shmllm.models.attention import AttentionHeads
-from shmllm.models.layers import Norm
+from shmllm.models.layers import HeadNorm, Linear, Norm
 from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec, Encoded
 from shmllm.worker.gpu.attention_launches import AttentionLaunch, HeadShape
 from shmllm.worker.gpu.buffers import GpuBuffers
@@ -24,6 +24,7 @@ from shmllm.worker.gpu.piecewise_graph import Call
 from shmllm.worker.gpu.products import GpuProducts
 from shmllm.worker.gpu.relations import RelationOps
 from shmllm_kernels.gpu.attention import paged_attention
+from shmllm_kernels.gpu.block_indexer import choose_blocks
 from shmllm_kernels.gpu.decode_attention import decode_attention
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.weights_ahead import WeightsAhead
@@ -122,6 +123,7 @@ class AttentionOps:
         is_plain = spec.ahead in (0, WITHIN_ITEMS) and spec.biases is None
         is_one_of_decode = isinstance(spec.ahead, Encoded) and most == 1
         is_one_launch = most > 0 and (is_plain or is_one_of_decode) and not self._rotates_apart
+        is_one_launch &= attention.indexer is None
         rotation = self._rotation_of(qkv, attention, is_one_launch)
         out = self._buffers.attended(spec.width)[:num_tokens]
         attended = out.view(num_tokens, spec.num_heads, spec.value_head_dim)
@@ -139,9 +141,84 @@ class AttentionOps:
         biases = attention.biases
         if attention.relations is not None:
             biases = self._relations.launch(qkv, attention)
-        self._step.launch(partial(self._attend, attended, query, attention, biases))
+        if attention.indexer is not None:
+            self._step.launch(partial(self._attend_chosen, attended, query, attention))
+        else:
+            self._step.launch(partial(self._attend, attended, query, attention, biases))
         _multiply_by_gates(attended, gates, spec)
         return out
+
+    def choose(
+        self, x: Tensor, attention: AttentionHeads, linear: Callable[[Tensor, Linear], Tensor]
+    ) -> None:
+        """See `models.ops.Ops.choose_blocks`; ``linear`` launches its product."""
+        indexer, spec = attention.indexer, attention.spec
+        assert indexer is not None, "the layer has an indexer"
+        rows = linear(x, indexer.in_proj)
+        heads = rows.unflatten(1, (spec.num_kv_heads + 1, -1))
+        rotation = self._rotation_of(rows, attention, is_one_launch=False)
+        norms = _norms_of(attention, indexer.q_norm, indexer.k_norm)
+        keys, query = self._cache.index_keys[attention.layer], heads[:, :-1]
+        group, _, _ = self._cache.layers[attention.layer]
+        rope_and_write(
+            query,
+            keys[:, :, None],
+            keys[:, :, None, :0],
+            heads,
+            rotation.cos,
+            rotation.sin,
+            self._inputs.step.slots[group, : len(rows)],
+            norms,
+            rotation.interleaved,
+            values=heads[:, -1:, :0],
+        )
+        self._step.launch(partial(self._choose, query, attention))
+
+    def _choose(self, query: Tensor, attention: AttentionHeads) -> None:
+        """Choose blocks of keys for queries [tokens, kv heads, dim]."""
+        spec, choice, inputs = attention.spec.indexer, self._buffers.choice, self._inputs
+        assert spec is not None, "the layer has an indexer"
+        assert choice is not None, "the model has indexers"
+        num_reqs = self._step.descriptor.num_reqs
+        group, _, _ = self._cache.layers[attention.layer]
+        choose_blocks(
+            choice.table[: len(query)],
+            choice.starts[: len(query) + 1],
+            choice.lens[: len(query)],
+            query,
+            self._cache.index_keys[attention.layer],
+            inputs.block_tables[group, :num_reqs],
+            inputs.step.query_starts[: num_reqs + 1],
+            inputs.step.context_lens[:num_reqs],
+            choice.scores,
+            spec.size,
+            spec.num_local,
+        )
+
+    def _attend_chosen(self, out: Tensor, query: Tensor, attention: AttentionHeads) -> None:
+        """Compute the attention of tokens that are requests of their own, over the blocks that were
+        chosen for each key-value head; ``query`` is rotated, and the cache has their keys."""
+        choice, tokens = self._buffers.choice, len(query)
+        assert choice is not None, "the model has indexers"
+        shape = HeadShape.of(attention.spec)
+        launch = self._step.launches[shape]
+        group, keys, values = self._cache.layers[attention.layer]
+        decode_attention(
+            out,
+            query,
+            keys,
+            values,
+            choice.table[:tokens],
+            choice.starts[: tokens + 1],
+            choice.lens[:tokens],
+            self._inputs.step.slots[group, :tokens],
+            launch.config,
+            attention.spec.scale,
+            soft_cap=attention.spec.soft_cap,
+            sinks=attention.sinks,
+            num_splits=launch.num_splits,
+            scratch=self._buffers.scratch(shape, tokens, launch.num_splits),
+        )
 
     def store(self, qkv: Tensor, attention: AttentionHeads) -> None:
         """See `models.ops.Ops.store_heads`."""
@@ -175,18 +252,7 @@ class AttentionOps:
             if k_norm is not None:
                 self._norm(qkv[:, spec.query_width :][:, : spec.key_width], k_norm)
             return None
-        of_keys = None if k_norm is None else k_norm.parameters
-        kind = q_norm.spec
-        return HeadNorms(
-            q_norm.parameters,
-            of_keys,
-            kind.eps,
-            kind.offset,
-            spec.value_norm,
-            spec.norms_rotated,
-            kind.kind == "layer",
-            spec.norms_have_bias,
-        )
+        return _norms_of(attention, q_norm, k_norm)
 
     def _rotate_and_write(
         self,
@@ -290,6 +356,21 @@ class AttentionOps:
             ends=inputs.ends(attention.spec.ahead, num_tokens),
             biases=biases,
         )
+
+
+def _norms_of(attention: AttentionHeads, q_norm: HeadNorm, k_norm: HeadNorm | None) -> HeadNorms:
+    """Return norms of heads of a layer, those of queries and those of keys."""
+    spec, kind = attention.spec, q_norm.spec
+    return HeadNorms(
+        q_norm.parameters,
+        None if k_norm is None else k_norm.parameters,
+        kind.eps,
+        kind.offset,
+        spec.value_norm,
+        spec.norms_rotated,
+        kind.kind == "layer",
+        spec.norms_have_bias,
+    )
 
 
 def _parts_of(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor | None, Tensor]:

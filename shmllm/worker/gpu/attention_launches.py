@@ -61,7 +61,8 @@ class HeadShape:
         if isinstance(spec, LatentAttentionSpec):
             sizes = spec.num_heads, 1, spec.rank, spec.rank
             return cls(*sizes, is_latent=True, is_chosen=spec.indexer is not None)
-        return cls(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_head_dim)
+        sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.value_head_dim
+        return cls(*sizes, is_chosen=spec.indexer is not None)
 
 
 @dataclass(frozen=True, slots=True)

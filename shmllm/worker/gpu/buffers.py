@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.indexer_specs import Chosen
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
 from shmllm.models.recurrent_specs import DeltaNetSpec, Mamba2Spec, MambaSpec
 from shmllm.models.widths import (
+    chosen_of,
     inner_widths,
     joined_widths,
     linear_widths,
     low_ranks,
-    num_chosen,
     sets_aside,
 )
 from shmllm.worker.arena import CountingAllocator
@@ -36,29 +37,37 @@ from shmllm_kernels.gpu.indexer import TOKENS_AT_ONCE
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tokens that each token of a step attends to, as those of a request.
+    """The tokens, or the blocks of keys, that each token of a step attends to, as those of a
+    request.
 
     Attributes:
-        slots: [max_tokens, top_k] int32.
+        table: [max_tokens, choices, entries] int32, slots or blocks of the cache.
         starts: [max_tokens + 1] int32, the first token of each of these requests.
-        lens: [max_tokens] int32, how many they are.
-        scores: [rows, max_positions] float32, scratch memory.
+        lens: [max_tokens] int32, how many tokens they are.
+        scores: [rows, choices, blocks] float32, scratch memory, of single tokens or of blocks.
     """
 
-    slots: Tensor
+    table: Tensor
     starts: Tensor
     lens: Tensor
     scores: Tensor
 
     @classmethod
     def allocate(
-        cls, allocate: Allocator, max_tokens: int, top_k: int, max_positions: int
+        cls,
+        allocate: Allocator,
+        max_tokens: int,
+        chosen: Chosen,
+        max_positions: int,
+        block_size: int,
     ) -> Choice:
+        rows, most = min(max_tokens, TOKENS_AT_ONCE), -(-max_positions // chosen.size)
+        entries = chosen.entries(block_size)
         return cls(
-            allocate((max_tokens, top_k), torch.int32),
+            allocate((max_tokens, chosen.num_heads, entries), torch.int32),
             allocate((max_tokens + 1,), torch.int32),
             allocate((max_tokens,), torch.int32),
-            allocate((min(max_tokens, TOKENS_AT_ONCE), max_positions), torch.float32),
+            allocate((rows, chosen.num_heads, most), torch.float32),
         )
 
 
@@ -74,6 +83,7 @@ class GpuBuffers:
         device: the device.
         deterministic, max_verified: see `AttentionLaunches`.
         max_positions: the length of the longest request, for indexers.
+        block_size: the number of tokens in a block of the cache, likewise.
 
     Attributes:
         max_requests: as given.
@@ -126,8 +136,10 @@ class GpuBuffers:
         deterministic: bool = False,
         max_verified: int = 0,
         max_positions: int = 0,
+        block_size: int = 1,
     ) -> None:
         self._config, self._max_positions = config, max_positions
+        self._block_size = block_size
         self._dtype = dtype
         self.max_requests = max_requests
         self.attention = AttentionLaunches(
@@ -183,8 +195,9 @@ class GpuBuffers:
             if width is not None
         }
         self.choice: Choice | None = None
-        if (top_k := num_chosen(config)) is not None:
-            self.choice = Choice.allocate(allocate, max_tokens, top_k, self._max_positions)
+        if (chosen := chosen_of(config)) is not None:
+            sizes = self._max_positions, self._block_size
+            self.choice = Choice.allocate(allocate, max_tokens, chosen, *sizes)
         self.relations = RelationBuffers.allocate(allocate, config, self._dtype, max_tokens)
         self._activated = {width: buffer(max_tokens, width) for width in inner_widths(config)}
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
@@ -223,7 +236,8 @@ class GpuBuffers:
             allocate((size,), torch.float32) for size in self._scratch_sizes
         )
         most = max(map(_num_counters, config.mixers), default=0)
-        self.counters = allocate((self.max_requests * most,), torch.int32)
+        requests = self.max_requests if self.choice is None else max_tokens
+        self.counters = allocate((requests * most,), torch.int32)
         # Parts of tiles depend on the number of rows, float32 has no tensor cores, and matrices
         # that ranks divide have not been measured.
         is_half, is_alone = self._dtype is not torch.float32, config.shard.size == 1

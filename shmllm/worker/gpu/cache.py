@@ -28,8 +28,8 @@ def block_bytes(heads: KVHeads, block_size: int, dtype: torch.dtype) -> int:
         block_size: tokens in a block.
         dtype: their dtype.
     """
-    width = heads.key_dim + heads.value_dim + heads.index_dim
-    return block_size * heads.count * width * dtype.itemsize
+    width = heads.count * (heads.key_dim + heads.value_dim) + heads.index_dim
+    return block_size * width * dtype.itemsize
 
 
 def cache_bytes(shape: CacheShape, dtype: torch.dtype, num_blocks: int, num_states: int = 1) -> int:
@@ -57,6 +57,8 @@ class GpuKVCache:
             width of 0. Layers of
             different groups use the same memory, in blocks of their own. A layer that has no keys
             and values of its own has those of the layer that it reads.
+        index_keys: for each layer with an indexer beside keys and values the indexer's keys,
+            [num_blocks, block_size, index_dim].
         states: for each layer with a state its states, [num_states, elements] float32.
         interval: the number of tokens of a block of states; 0: there are none.
         state_group: the index of the group of states; 0: there is none.
@@ -79,6 +81,7 @@ class GpuKVCache:
             whole = arena.allocate((shape.num_buffers, padded), dtype)
             self._blocks = whole[:, : num_blocks * elements].unflatten(1, (num_blocks, elements))
         self._buffers = [] if self._blocks is None else [*self._blocks]
+        self.index_keys: dict[int, Tensor] = {}
         self.layers = self._layers_of(model, 0)
         self._states: Tensor | None = None
         if shape.state_layers:
@@ -103,6 +106,7 @@ class GpuKVCache:
         """Return the cache as another model sees it, whose layers are those from index `first` on
         in the groups."""
         view = copy(self)
+        view.index_keys = {}
         view.layers = self._layers_of(model, first)
         return view
 
@@ -114,6 +118,10 @@ class GpuKVCache:
                 group, buffer, part = places[first + layer]
                 own = block_bytes(heads, shape.block_size, dtype) // dtype.itemsize
                 blocks = self._buffers[buffer][:, part * own : (part + 1) * own]
+                if heads.value_dim and heads.index_dim:
+                    index = blocks[:, own - shape.block_size * heads.index_dim :]
+                    self.index_keys[layer] = index.unflatten(1, (shape.block_size, -1))
+                    blocks = blocks[:, : -index.shape[1]]
                 layers[layer] = (group, *_keys_and_values(blocks, heads, shape.block_size))
         for layer, source in model.kv_sources.items():
             layers[layer] = layers[source]

@@ -137,6 +137,7 @@ class DraftModelResources:
             config.load.deterministic,
             MOST_MISSED,
             len(inputs.block_tables[0, 0]) * config.cache.block_size,
+            config.cache.block_size,
         )
         dispatcher = DraftDispatcher(config, requests, further, MOST_MISSED)
         return cls(draft, len(model.layer_kv), inputs, buffers, dispatcher, device)

@@ -94,7 +94,7 @@ class LatentAttentionOps:
         num_reqs = self._step.descriptor.num_reqs
         group, _, cache = self._cache.layers[attention.layer]
         choose_tokens(
-            choice.slots[: len(query)],
+            choice.table[: len(query), 0],
             choice.starts[: len(query) + 1],
             choice.lens[: len(query)],
             query,
@@ -104,7 +104,7 @@ class LatentAttentionOps:
             inputs.block_tables[group, :num_reqs],
             inputs.step.query_starts[: num_reqs + 1],
             inputs.step.context_lens[:num_reqs],
-            choice.scores,
+            choice.scores[:, 0],
             indexer.spec.interleaved,
         )
 
@@ -208,7 +208,7 @@ class LatentAttentionOps:
         starts, lens = inputs.step.query_starts, inputs.step.context_lens
         table = inputs.block_tables[group]
         if choice is not None:
-            table, starts, lens = choice.slots, choice.starts, choice.lens
+            table, starts, lens = choice.table[:, 0], choice.starts, choice.lens
         launch = self._step.launches[heads]
         return {
             "out": latents[:num_tokens],

@@ -305,6 +305,9 @@ class GpuOps(StreamLaunches):
     def choose_tokens(self, x: Tensor, latent: Tensor, attention: LatentAttention) -> None:
         self.latents.choose(x, latent, attention, self.linear)
 
+    def choose_blocks(self, x: Tensor, attention: AttentionHeads) -> None:
+        self._attends.choose(x, attention, self.linear)
+
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self.latents.attend(query, attention)
 

@@ -88,7 +88,7 @@ def _reason_against_layer(layer: LayerSpec) -> str | None:
     has_more = mixer.sinks or mixer.gated or mixer.value_norm or mixer.growth is not None
     has_more |= mixer.value_head_dim != mixer.head_dim or mixer.output_scale != 1
     has_more |= mixer.qk_norm not in (None, "head") or mixer.norms_rotated or mixer.clip is not None
-    has_more |= mixer.biases is not None or mixer.output_norm
+    has_more |= mixer.biases is not None or mixer.output_norm or mixer.indexer is not None
     is_plain = mixer.source is None and mixer.ahead in (0, WITHIN_ITEMS)
     return None if is_plain and not has_more else "the kernel does not compute the attention"
 

@@ -156,7 +156,9 @@ class StepResources:
             count_axes(model.ropes),
         )
         options = config.load.deterministic, max_verified(config.speculative.most_drafted)
-        buffers = GpuBuffers(model, loaded.dtype, *sizes, device, *options, max_model_len)
+        buffers = GpuBuffers(
+            model, loaded.dtype, *sizes, device, *options, max_model_len, block_size
+        )
         meetings = NoMeetings()
         if group is not None:
             assert isinstance(loaded.model, DecoderModel), "the options refuse a group for others"

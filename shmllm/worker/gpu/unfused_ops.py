@@ -84,6 +84,9 @@ class UnfusedOps(ABC):
     def choose_tokens(self, x: Any, latent: Any, attention: LatentAttention) -> None:
         self._ops.choose_tokens(self.value(x), self.value(latent), attention)
 
+    def choose_blocks(self, x: Any, attention: AttentionHeads) -> None:
+        self._ops.choose_blocks(self.value(x), attention)
+
     def open_heads(self, x: Any, gates: Any) -> Tensor:
         return self._ops.open_heads(self.value(x), self.value(gates))
 

@@ -18,7 +18,7 @@ from support.model_helpers import (
     save,
 )
 from support.pooling_models import RECIPES
-from support.reference_models import INDEXER, PHI4_TOWERS
+from support.reference_models import BLOCKS_CHOSEN, INDEXER, PHI4_TOWERS
 from support.variants import diagonal, slow
 
 from shmllm.models.architectures import ARCHITECTURES
@@ -310,6 +310,11 @@ MINIMAX: dict[str, Any] = {
     "intermediate_size": 24,
     "head_dim": 16,
     "rotary_dim": 8,
+}
+M3: dict[str, Any] = BLOCKS_CHOSEN | {
+    **{"num_local_experts": 6, "num_experts_per_tok": 2, "index_block_size": 16},
+    **{"layer_types": [FULL, *["minimax_m3_sparse"] * 2], "index_topk_blocks": 2},
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
 }
 ERNIE = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24}
 COHERE_EXPERTS: dict[str, Any] = {
@@ -1155,6 +1160,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "minimax_m2",
         MINIMAX | {"num_experts_per_tok": 6, "rotary_dim": 16},
     ),
+    "minimax-m3": ("minimax_m3", M3),
+    "minimax-m3-all-experts": (
+        "minimax_m3",
+        M3
+        | {"num_experts_per_tok": 6, "index_topk_blocks": 4, "index_local_blocks": 2}
+        | {"layer_types": None, "mlp_layer_types": None, "moe_layer_freq": [0, 1, 0]}
+        | {"sparse_attention_config": {"sparse_attention_freq": [1, 1, 0]}, "swiglu_limit": 0.2}
+        | {"tie_word_embeddings": True, "rope_parameters": YARN_ROPE},
+    ),
     "granite": (
         "granite",
         {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4}
@@ -1420,6 +1434,7 @@ VARIANTS_OF_ROUTERS = {
     "hunyuan-moe-all-experts",
     "mimo-v2-flash-all-experts",
     "minimax-m2-all-experts",
+    "minimax-m3-all-experts",
     "longcat-flash-all-experts",
     "mistral4-all-experts",
     "phimoe-all-experts",
@@ -1538,6 +1553,7 @@ BFLOAT16 = [
     "mimo-v2-flash-all-experts",
     "minimax-all-experts",
     "minimax-m2-all-experts",
+    "minimax-m3-all-experts",
     "ministral",
     "ministral3",
     "mistral4-all-experts",

@@ -48,6 +48,7 @@ IN_FILES = {
     *("Lfm2BidirP2ForTokenClassification", "Lfm2BidirectionalModel"),
     "JinaEmbeddingsV5Model",
     *("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM", "Step3p5ForCausalLM"),
+    "MiniMaxM3SparseForCausalLM",
     *("Contriever", "HF_ColBERT", "VoyageQwen3BidirectionalEmbedModel", "BgeM3EmbeddingModel"),
     *("ColBERTJinaRobertaModel", "ColBERTLfm2Model", "ColBERTModernBertModel"),
     *("BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "GteNewModel", "MPTForCausalLM"),

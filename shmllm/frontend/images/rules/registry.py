@@ -27,6 +27,7 @@ from shmllm.frontend.images.rules.llama4 import Llama4Rules
 from shmllm.frontend.images.rules.llava_next import LlavaNextRules
 from shmllm.frontend.images.rules.llava_onevision import LlavaOnevisionRules
 from shmllm.frontend.images.rules.minicpmv4_6 import MiniCPMVRules
+from shmllm.frontend.images.rules.minimax_m3 import MiniMaxM3Rules
 from shmllm.frontend.images.rules.muse_glimmer import MuseGlimmerRules
 from shmllm.frontend.images.rules.options import Options
 from shmllm.frontend.images.rules.ovis2 import Ovis2Rules
@@ -65,6 +66,7 @@ FAMILIES: dict[str, type[Rules]] = {
     "Llama4ImageProcessor": Llama4Rules,
     "MiniCPMOcrImageProcessor": MiniCPMVRules,
     "MiniCPMV4_6ImageProcessor": MiniCPMVRules,
+    "MiniMaxM3VLImageProcessor": MiniMaxM3Rules,
     "MuseGlimmerImageProcessor": MuseGlimmerRules,
     "Idefics3ImageProcessor": Idefics3Rules,
     "SmolVLMImageProcessor": Idefics3Rules,

@@ -39,6 +39,7 @@ from transformers import (
     LightOnOcrConfig,
     LlavaConfig,
     LlavaNextConfig,
+    MiniMaxM3VLConfig,
     Mistral3Config,
     Ovis2Config,
     PaddleOCRVLConfig,
@@ -93,6 +94,7 @@ from transformers.models.llava_next.image_processing_pil_llava_next import (
     LlavaNextImageProcessorPil,
 )
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+from transformers.models.minimax_m3_vl.processing_minimax_m3_vl import MiniMaxM3VLProcessor
 from transformers.models.ovis2.image_processing_pil_ovis2 import Ovis2ImageProcessorPil
 from transformers.models.ovis2.processing_ovis2 import Ovis2Processor
 from transformers.models.pixtral import image_processing_pil_pixtral as pixtral_on_pillow
@@ -142,7 +144,7 @@ NAMES += [
     "qianfan_ocr, other text",
     "granite_docling",
 ]
-NAMES += ["ernie4.5", "pixtral", "ovis2", "ovis2, one token"]
+NAMES += ["ernie4.5", "pixtral", "minimax_m3", "ovis2", "ovis2, one token"]
 
 
 def pixtral_processor() -> Any:
@@ -313,6 +315,15 @@ def _glm4v(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     return processor, config.to_dict() | {"architectures": ["Glm4vForConditionalGeneration"]}
 
 
+def _minimax_m3(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    images = Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=20000)
+    kind = without_videos(MiniMaxM3VLProcessor)
+    names = "IMAGE_TOKEN", "VIDEO_TOKEN", "VISION_START_TOKEN", "VISION_END_TOKEN"
+    processor = kind(images, tokens([getattr(kind, each) for each in names]), None)
+    config = MiniMaxM3VLConfig(image_token_index=processor.image_token_id).to_dict()
+    return processor, config | {"architectures": ["MiniMaxM3SparseForConditionalGeneration"]}
+
+
 def _internvl(tokens: Any, name: str) -> tuple[Any, dict[str, Any]]:
     """The processor cuts images although the image processor's own setting is not to. Prompts of
     Qianfan-OCR have a text of their own for an image."""
@@ -403,6 +414,7 @@ MAKERS = {
     "granite_docling": _granite_docling,
     "ovis2": _ovis2,
     "glm4v": _glm4v,
+    "minimax_m3": _minimax_m3,
 }
 
 

@@ -57,6 +57,7 @@ GRIDS: dict[str, list[Grid]] = {
     "glm46v": [(1, 4, 6)],
     "kimi_k25": [(1, 4, 6), (1, 6, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "minicpm_ocr": [(1, 8, 12), (1, 2, 6)],
+    "minimax_m3": [(1, 4, 6), (1, 2, 2), (1, 14, 18), (1, 2, 40)],
     "muse_glimmer": [(1, 4, 6), (1, 14, 10), (1, 2, 2), (1, 2, 20)],
     "minicpmv4_7": [(1, 8, 12)],
     "minicpmv4_6": [(1, 8, 12), (1, 4, 4), (1, 4, 40), (1, 24, 8)],
@@ -319,6 +320,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "lfm2_vl",
         {"hidden_act": "gelu", "vision_use_head": True, "layer_norm_eps": 1e-3},
         {"projector_use_layernorm": False, "projector_bias": False},
+    ),
+    "MiniMax M3 with other activations, wavelengths and squares": (
+        "minimax_m3",
+        {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-3, "spatial_merge_size": 1}
+        | {"num_attention_heads": 1, "temporal_patch_size": 1}
+        | {"rope_parameters": {"rope_type": "axial", "rope_theta": 50.0}},
+        {},
     ),
     "VideoLLaMA 3 with another activation and other rotations": (
         "video_llama_3",
