@@ -94,13 +94,7 @@ from shmllm.models.vision.pixels import Pixels
 from shmllm.models.vision.pixtral import Pixtral
 from shmllm.models.vision.pooled import Pooled
 from shmllm.models.vision.pooled_specs import PooledTower
-from shmllm.models.vision.qwen2_5_vl import Qwen2_5
-from shmllm.models.vision.qwen2_vl import Qwen2
-from shmllm.models.vision.qwen3_vl import Qwen3
-from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, DeepseekOcrTower, GotOcr2Tower
-from shmllm.models.vision.siglip2 import PooledSiglip2
-from shmllm.models.vision.siglip2_specs import Lfm2VlTower, PooledSiglip2Tower
-from shmllm.models.vision.specs import (
+from shmllm.models.vision.projected_specs import (
     AyaVisionTower,
     DeepseekVLTower,
     Gemma3Tower,
@@ -110,8 +104,14 @@ from shmllm.models.vision.specs import (
     JanusTower,
     Llama4Tower,
     PaliGemmaTower,
-    VisionSpec,
 )
+from shmllm.models.vision.qwen2_5_vl import Qwen2_5
+from shmllm.models.vision.qwen2_vl import Qwen2
+from shmllm.models.vision.qwen3_vl import Qwen3
+from shmllm.models.vision.sam_specs import DeepseekOcr2Tower, DeepseekOcrTower, GotOcr2Tower
+from shmllm.models.vision.siglip2 import PooledSiglip2
+from shmllm.models.vision.siglip2_specs import Lfm2VlTower, PooledSiglip2Tower
+from shmllm.models.vision.specs import VisionSpec
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     Glm4vTower,

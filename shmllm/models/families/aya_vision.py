@@ -19,7 +19,8 @@ from shmllm.models.vision.fields import (
     read_siglip,
     vision_fields,
 )
-from shmllm.models.vision.specs import AyaVisionTower, VisionSpec
+from shmllm.models.vision.projected_specs import AyaVisionTower
+from shmllm.models.vision.specs import VisionSpec
 
 IMAGE_TOKEN = 255_036
 SIGLIP = "siglip_vision_model"

@@ -11,7 +11,8 @@ from shmllm.models.families.colqwen2 import with_projection
 from shmllm.models.families.modernbert import named_weights
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_siglip, vision_fields
-from shmllm.models.vision.specs import Idefics3Tower, VisionSpec
+from shmllm.models.vision.projected_specs import Idefics3Tower
+from shmllm.models.vision.specs import VisionSpec
 
 __all__ = ["configure", "named_weights", "read_vision"]
 

@@ -8,7 +8,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.families import janus
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_siglip, vision_fields
-from shmllm.models.vision.specs import DeepseekVLTower, VisionSpec
+from shmllm.models.vision.projected_specs import DeepseekVLTower
+from shmllm.models.vision.specs import VisionSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

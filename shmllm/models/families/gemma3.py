@@ -32,7 +32,8 @@ from shmllm.models.registry import Purpose, purpose_of
 from shmllm.models.rope_config import RopeConfig
 from shmllm.models.specs import MLPSpec, NormSpec
 from shmllm.models.vision.fields import read_item_token, read_siglip, vision_fields
-from shmllm.models.vision.specs import Gemma3Tower, VisionSpec
+from shmllm.models.vision.projected_specs import Gemma3Tower
+from shmllm.models.vision.specs import VisionSpec
 
 NORMS = LayerNorms(
     before_mixer="input_layernorm",

@@ -14,7 +14,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.families import granite
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_item_token, read_levels, read_siglip, vision_fields
-from shmllm.models.vision.specs import GraniteDoclingTower, VisionSpec
+from shmllm.models.vision.projected_specs import GraniteDoclingTower
+from shmllm.models.vision.specs import VisionSpec
 
 _TIED = "tie_word_embeddings"
 _DEFAULTS: dict[str, Any] = {

@@ -8,7 +8,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.families import llama
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import read_idefics3, read_item_token, vision_fields
-from shmllm.models.vision.specs import Idefics3Tower, VisionSpec
+from shmllm.models.vision.projected_specs import Idefics3Tower
+from shmllm.models.vision.specs import VisionSpec
 
 
 def configure(fields: Fields) -> ModelConfig:

@@ -21,7 +21,8 @@ from shmllm.models.vision.fields import (
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import InternVLTower, VisionSpec
+from shmllm.models.vision.projected_specs import InternVLTower
+from shmllm.models.vision.specs import VisionSpec
 
 if TYPE_CHECKING:
     from shmllm.models.layers import NamedWeights

@@ -16,7 +16,8 @@ from shmllm.models.vision.fields import (
     read_vision_activation,
     vision_fields,
 )
-from shmllm.models.vision.specs import JanusTower, VisionSpec
+from shmllm.models.vision.projected_specs import JanusTower
+from shmllm.models.vision.specs import VisionSpec
 
 _TIED = "tie_word_embeddings"
 _OF_IMAGES = ("vqmodel.", "generation_embeddings.", "generation_aligner.", "generation_head.")

@@ -37,7 +37,8 @@ from shmllm.models.vision.fields import (
     read_theta,
     vision_fields,
 )
-from shmllm.models.vision.specs import Llama4Tower, VisionSpec
+from shmllm.models.vision.projected_specs import Llama4Tower
+from shmllm.models.vision.specs import VisionSpec
 from shmllm.models.weight_names import renamed
 from shmllm_kernels.windows import Chunk
 

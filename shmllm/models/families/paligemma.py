@@ -11,7 +11,8 @@ from shmllm.models.families import gemma, gemma2
 from shmllm.models.fields import Fields
 from shmllm.models.mixer_specs import WITHIN_ITEMS, AttentionSpec, MixerSpec
 from shmllm.models.vision.fields import read_item_token, read_siglip, vision_fields
-from shmllm.models.vision.specs import PaliGemmaTower, VisionSpec
+from shmllm.models.vision.projected_specs import PaliGemmaTower
+from shmllm.models.vision.specs import VisionSpec
 
 _TEXT_MODELS = {"gemma": gemma, "gemma2": gemma2}
 _DEFAULTS = {

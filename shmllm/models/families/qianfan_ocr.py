@@ -8,7 +8,8 @@ from dataclasses import replace
 from shmllm.models.config import ModelConfig
 from shmllm.models.families import internvl, llava
 from shmllm.models.fields import Fields
-from shmllm.models.vision.specs import InternVLTower, VisionSpec
+from shmllm.models.vision.projected_specs import InternVLTower
+from shmllm.models.vision.specs import VisionSpec
 
 _TIED = "tie_word_embeddings"
 

@@ -11,7 +11,7 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.grids import Grid
-from shmllm.models.vision.specs import AyaVisionTower
+from shmllm.models.vision.projected_specs import AyaVisionTower
 from shmllm.models.vision.squares import in_squares
 from shmllm.models.vision.tiles import Pixels, tiles_of
 

@@ -10,7 +10,7 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.grids import Grid
-from shmllm.models.vision.specs import Gemma3Tower
+from shmllm.models.vision.projected_specs import Gemma3Tower
 from shmllm.models.vision.tiles import Pixels, tiles_of
 
 _PROJECTOR = "multi_modal_projector."

@@ -12,7 +12,7 @@ from shmllm.models.tower import Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.grids import Grid
 from shmllm.models.vision.idefics3 import squares_of
-from shmllm.models.vision.specs import GraniteDoclingTower
+from shmllm.models.vision.projected_specs import GraniteDoclingTower
 from shmllm.models.vision.tiles import Pixels, tiles_of
 
 _ENCODER, _CONNECTOR = "vision_model.", "vision_model.connector."

@@ -12,7 +12,7 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower, attend
 from shmllm.models.vision.grids import Grid
-from shmllm.models.vision.specs import InternVLTower
+from shmllm.models.vision.projected_specs import InternVLTower
 from shmllm.models.vision.tiles import Pixels, patches_of_tile, tiles_of
 from shmllm.models.weight_names import renamed
 

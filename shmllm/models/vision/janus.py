@@ -14,7 +14,7 @@ from shmllm.models.layers import Storage
 from shmllm.models.tower import ACTIVATIONS, Tower
 from shmllm.models.vision.encoder import Encoder
 from shmllm.models.vision.grids import Grid
-from shmllm.models.vision.specs import JanusTower
+from shmllm.models.vision.projected_specs import JanusTower
 from shmllm.models.vision.tiles import Pixels, tiles_of
 from shmllm.models.weight_names import renamed
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from shmllm.models.layers import Storage
 from shmllm.models.tower import Tower, attend
 from shmllm.models.vision.grids import Grid
-from shmllm.models.vision.specs import Llama4Tower
+from shmllm.models.vision.projected_specs import Llama4Tower
 from shmllm.models.vision.tiles import Pixels, patches_of_tile, tiles_of
 
 _ENCODER, _ADAPTER = "vision_model.", "vision_model.vision_adapter.mlp."

@@ -12,7 +12,7 @@ from shmllm.errors import EngineStartError
 from shmllm.formats.image_settings import read_image_settings
 from shmllm.models.config import ModelConfig
 from shmllm.models.config_file import read_fields
-from shmllm.models.vision.specs import InternVLTower
+from shmllm.models.vision.projected_specs import InternVLTower
 
 VISION = {
     "architectures": ["InternVisionModel"],

@@ -12,7 +12,8 @@ import torch
 from shmllm.errors import RequestError
 from shmllm.models.audio.specs import AudioSpec, KeysTower
 from shmllm.models.vision.encoder_spec import EncoderSpec
-from shmllm.models.vision.specs import Idefics3Tower, VideoSpec, VisionSpec
+from shmllm.models.vision.projected_specs import Idefics3Tower
+from shmllm.models.vision.specs import VideoSpec, VisionSpec
 from shmllm.models.vision.squares_specs import Qwen3Tower
 from shmllm.params.items import Item
 from shmllm.worker.item_checks import check_item, check_item_embeds

@@ -11,7 +11,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.mixer_specs import Growth
 from shmllm.models.specs import MoESpec
 from shmllm.models.vision.llava_specs import LlavaNextTower, LlavaOnevisionTower
-from shmllm.models.vision.specs import InternVLTower, Llama4Tower, VisionSpec
+from shmllm.models.vision.projected_specs import InternVLTower, Llama4Tower
+from shmllm.models.vision.specs import VisionSpec
 from shmllm.models.vision.squares_specs import Glm4vTower, Qwen2_5Tower, Qwen3Tower
 from shmllm_kernels.windows import Chunk
 

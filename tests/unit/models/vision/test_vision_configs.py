@@ -17,7 +17,8 @@ from shmllm.models.config import ModelConfig
 from shmllm.models.rope_config import VideoTimes
 from shmllm.models.vision.encoder_spec import EncoderSpec
 from shmllm.models.vision.llava_specs import LlavaTower
-from shmllm.models.vision.specs import Gemma3Tower, Idefics3Tower, VideoSpec, VisionSpec
+from shmllm.models.vision.projected_specs import Gemma3Tower, Idefics3Tower
+from shmllm.models.vision.specs import VideoSpec, VisionSpec
 from shmllm.models.vision.squares_specs import (
     Gemma4Tower,
     PixtralTower,
