@@ -607,7 +607,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     ("config", "message"),
     [
         ({"vision_config": 3}, "'vision_config' must be an object"),
-        ({"vision_config": {"model_type": "pixtral"}}, "'model_type' must be one of clip_vision_"),
+        ({"vision_config": {"model_type": "dinov2"}}, "'model_type' must be one of clip_vision_"),
         ({"vision_config": {"image_size": [3, 3]}}, "'image_size' must be an integer"),
         ({"image_token_index": "x"}, "'image_token_id' must be an integer of at least 0"),
         (
