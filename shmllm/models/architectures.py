@@ -99,6 +99,7 @@ ARCHITECTURES: dict[str, str] = {
     "DeepseekVLV2ForCausalLM": "deepseek_vl2",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV32ForCausalLM": "deepseek_v32",
+    "DeepseekV4ForCausalLM": "deepseek_v4",
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "DistilBertModel": "distilbert",
     "DomynEdgeForCausalLM": "domyn_edge",

@@ -14,6 +14,7 @@ from typing import Literal
 from shmllm.errors import EngineStartError
 from shmllm.models.both_ways import attend_both_ways
 from shmllm.models.combined_specs import FeedForwardSpec
+from shmllm.models.compressed_specs import CompressedAttentionSpec
 from shmllm.models.config_file import (
     architecture_name,
     eos_token_ids,
@@ -24,13 +25,14 @@ from shmllm.models.draft_specs import DraftSpec
 from shmllm.models.fields import Fields
 from shmllm.models.head_specs import DenseSpec, HeadSpec, TransformSpec
 from shmllm.models.item_towers import ItemTowers
+from shmllm.models.kv_heads import KVHeads
 from shmllm.models.kv_sources import check_sources, of_one_size, sources_of
 from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mixer_specs import (
     WITHIN_ITEMS,
+    AnyAttention,
     AttentionSpec,
     Encoded,
-    KVHeads,
     LatentAttentionSpec,
     MixerSpec,
 )
@@ -319,9 +321,14 @@ class ModelConfig(ItemTowers):
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, LatentAttentionSpec))
 
     @property
-    def all_attentions(self) -> tuple[AttentionSpec | LatentAttentionSpec, ...]:
-        """The attention of either kind of each layer that has one."""
-        return (*self.attentions, *self.latent_attentions)
+    def compressed_attentions(self) -> tuple[CompressedAttentionSpec, ...]:
+        """The compressed attention of each layer that has one."""
+        return tuple(each for each in self.mixers if isinstance(each, CompressedAttentionSpec))
+
+    @property
+    def all_attentions(self) -> tuple[AnyAttention, ...]:
+        """The attention of any kind of each layer that has one."""
+        return (*self.attentions, *self.latent_attentions, *self.compressed_attentions)
 
     @property
     def mambas(self) -> tuple[MambaSpec, ...]:
@@ -330,9 +337,8 @@ class ModelConfig(ItemTowers):
 
     @property
     def layer_windows(self) -> tuple[Window | None, ...]:
-        """The window of each layer's attention, see `AttentionSpec`; None for other layers."""
-        every = (layer.attention for layer in self.loaded_layers)
-        return tuple(None if attention is None else attention.window for attention in every)
+        """The window of each layer's attention; see `LayerSpec.window`."""
+        return tuple(layer.window for layer in self.loaded_layers)
 
     @property
     def layer_state_bytes(self) -> tuple[int, ...]:

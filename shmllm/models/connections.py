@@ -19,9 +19,10 @@ class Connection:
     Attributes:
         spec: what it computes.
         logits: the product of all streams side by side: a logit for each stream, and behind them,
-            unless it is the last connection, one for what is added to each. It is float32 in a
-            model of any dtype, and never quantized.
-        scale: [1 or 2] float32, the factor of each of both kinds of logits.
+            unless it is the last connection, one for what is added to each, and those of a mixture
+            of the streams, if there is one. It is float32 in a model of any dtype, and never
+            quantized.
+        scale: [1, 2 or 3] float32, the factor of each kind of logits.
         bias: float32, what is added to each of them.
     """
 
@@ -29,10 +30,11 @@ class Connection:
         self, hidden: int, spec: ConnectionSpec, storage: Storage, *, is_last: bool = False
     ) -> None:
         self.spec = spec
-        kinds, count = 1 if is_last else 2, spec.num_streams
+        count = spec.num_streams
+        kinds, gates = (1, count) if is_last else (3 if spec.iterations else 2, spec.num_gates)
         exact = replace(storage.exact(), dtype=torch.float32)
-        self.logits = Linear(count * hidden, [kinds * count], False, exact)
-        self.scale, self.bias = exact.tensor(kinds), exact.tensor(kinds * count)
+        self.logits = Linear(count * hidden, [gates], False, exact)
+        self.scale, self.bias = exact.tensor(kinds), exact.tensor(gates)
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Returns the destinations of names that begin with ``prefix``, such as

@@ -92,6 +92,7 @@ class MoE:
             `shared` if there is one. It is never quantized: a small error may choose other experts.
         correction: [experts and identities] float32, added to scores for the choice alone, or
             None.
+        table: [num_tokens, top_k] float32, the experts of each token's id, or None.
         gate_up_proj: gate and up of each expert, or up.
         down_proj: the projection of the activation's output of each expert.
         shared: the MLP that every token goes to, or None.
@@ -115,6 +116,9 @@ class MoE:
         self.correction: Tensor | None = None
         if spec.correction_bias:
             self.correction = storage.float32(spec.num_choices)
+        self.table: Tensor | None = None
+        if spec.num_tokens:
+            self.table = storage.float32(spec.num_tokens, spec.top_k)
         experts, inner, bias = spec.num_experts, spec.inner, spec.bias
         width = spec.width(hidden_size)
         widths = (2 * inner,) if spec.alternating else (inner, inner) if spec.gated else (inner,)
@@ -168,6 +172,8 @@ class MoE:
         weights = self.router.named_weights(*(f"{prefix}.{name}" for name in names))
         if self.correction is not None:
             weights[f"{prefix}.gate.e_score_correction_bias"] = (self.correction,)
+        if self.table is not None:
+            weights[f"{prefix}.gate.tid2eid"] = (self.table,)
         return weights
 
 

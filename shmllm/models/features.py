@@ -21,6 +21,8 @@ class Feature(Enum):
     TRANSPOSED = "matrices that checkpoints store transposed"
     DIVIDED_ENCODER = "an encoder-decoder in several processes"
     INDEXER = "keys of an indexer"
+    COMPRESSED = "attention to entries that stand for several tokens"
+    BY_TOKEN = "experts that a token's id chooses"
 
 
 _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
@@ -29,6 +31,8 @@ _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
     ),
     Feature.TRANSPOSED: lambda model: model.transposed,
     Feature.INDEXER: lambda model: chosen_of(model) is not None,
+    Feature.COMPRESSED: lambda model: bool(model.compressed_attentions),
+    Feature.BY_TOKEN: lambda model: any(each.num_tokens for each in model.mixtures),
     Feature.DIVIDED_ENCODER: lambda model: model.num_encoded > 0 and model.is_divided,
 }
 

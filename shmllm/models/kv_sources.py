@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shmllm.errors import EngineStartError
+from shmllm.models.kv_heads import KVHeads
 from shmllm.models.layer_specs import LayerSpec
-from shmllm.models.mixer_specs import Encoded, KVHeads
+from shmllm.models.mixer_specs import Encoded
 
 
 def sources_of(layers: Sequence[LayerSpec]) -> dict[int, int]:

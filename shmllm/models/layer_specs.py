@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 from shmllm.models.branch_specs import BranchSpec
 from shmllm.models.combined_specs import FeedForwardSpec
+from shmllm.models.compressed_specs import CompressedAttentionSpec
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec, SideBySideSpec
 from shmllm.models.specs import MLPSpec
+from shmllm_kernels.windows import Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,16 @@ class LayerSpec:
     def attention(self) -> AttentionSpec | None:
         """Its attention, if it has one that is not latent."""
         return next((each for each in self.mixers if isinstance(each, AttentionSpec)), None)
+
+    @property
+    def window(self) -> Window | None:
+        """How many rows of the cache, or the chunk of them, its attention reads; None: all."""
+        for mixer in self.mixers:
+            if isinstance(mixer, AttentionSpec):
+                return mixer.window
+            if isinstance(mixer, CompressedAttentionSpec):
+                return mixer.kept_window
+        return None
 
     @property
     def dense(self) -> tuple[MLPSpec, ...]:

@@ -12,7 +12,9 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple
 
 from shmllm.models.bias_specs import DistanceBiases, LinearBiases, RelationBiases
+from shmllm.models.compressed_specs import CompressedAttentionSpec
 from shmllm.models.indexer_specs import BlockIndexerSpec, Chosen, IndexerSpec
+from shmllm.models.kv_heads import KVHeads
 from shmllm.models.recurrent_specs import (
     DeltaNetSpec,
     KimiDeltaSpec,
@@ -69,23 +71,6 @@ class Growth(NamedTuple):
     length: int
     offset: int = 0
     power: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class KVHeads:
-    """What the KV cache holds of a token in one layer.
-
-    Attributes:
-        count: the number of key heads, and of value heads.
-        key_dim: the width of a key.
-        value_dim: the width of a value; 0: a value is the first elements of its key.
-        index_dim: the width of the key of an indexer, which all heads share; 0: there is none.
-    """
-
-    count: int
-    key_dim: int
-    value_dim: int
-    index_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,9 +350,13 @@ class LatentAttentionSpec:
         return KVHeads(1, self.key_dim, 0, index_dim)
 
 
+AnyAttention = AttentionSpec | LatentAttentionSpec | CompressedAttentionSpec
+"""What reads keys of the tokens before."""
+
 MixerSpec = (
     AttentionSpec
     | LatentAttentionSpec
+    | CompressedAttentionSpec
     | DeltaNetSpec
     | KimiDeltaSpec
     | LightningSpec

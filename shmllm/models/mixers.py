@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from shmllm.models.attention import Attention
+from shmllm.models.compressed_attention import CompressedAttention
+from shmllm.models.compressed_specs import CompressedAttentionSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.kimi_delta import KimiDelta
@@ -98,6 +100,19 @@ def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentA
     return ops.linear(out, attention.o_proj)
 
 
+def _attend_to_lists(
+    ops: Ops, x: Tensor, residual: Tensor, attention: CompressedAttention
+) -> Tensor:
+    first = ops.linear(x, attention.in_proj)
+    latent = ops.norm(first, attention.query_norm)
+    ops.store_keys(first, attention)
+    if attention.part_proj is not None:
+        ops.compress(ops.linear(x, attention.part_proj), attention)
+    ops.list_keys(x, latent, attention)
+    out = ops.attend_to_lists(ops.linear(latent, attention.query_up), attention)
+    return ops.linear(out, attention.o_proj)
+
+
 def _run_delta_net(ops: Ops, x: Tensor, residual: Tensor, net: DeltaNet) -> Tensor:
     return ops.linear(ops.delta_net(ops.linear(x, net.in_proj), net), net.out_proj)
 
@@ -170,6 +185,7 @@ def _run_side_by_side(ops: Ops, x: Tensor, residual: Tensor, several: SideBySide
 MIXERS: dict[type[MixerSpec | SideBySideSpec], MixerKind] = {
     AttentionSpec: MixerKind(Attention, _attend),
     LatentAttentionSpec: MixerKind(LatentAttention, _attend_to_latents),
+    CompressedAttentionSpec: MixerKind(CompressedAttention, _attend_to_lists),
     DeltaNetSpec: MixerKind(DeltaNet, _run_delta_net),
     KimiDeltaSpec: MixerKind(KimiDelta, _run_kimi_delta),
     LightningSpec: MixerKind(Lightning, _run_lightning),

@@ -7,6 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from shmllm.models.attention import AttentionHeads
+from shmllm.models.compressed_ops import CompressedOps
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
 from shmllm.models.kimi_delta import KimiDelta
@@ -22,7 +23,7 @@ from shmllm.models.short_convolution import ShortConvolution
 from shmllm.models.stream_ops import StreamOps
 
 
-class Ops(LinearOps, StreamOps, Protocol):
+class Ops(LinearOps, StreamOps, CompressedOps, Protocol):
     """The operations of one forward pass. Activations are [tokens, ...], for any number of tokens.
 
     The implementation knows the step's tokens, their positions and the cache slots of their keys

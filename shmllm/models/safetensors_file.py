@@ -16,6 +16,8 @@ from shmllm.models.tensor_files import UnchangedFile, find_shards, reading, rele
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64")
+_NUMBERS = ".tid2eid"
+"""The end of the names of tensors that have numbers of experts, which may be of type I32."""
 
 
 class SafetensorsFile(UnchangedFile):
@@ -58,7 +60,7 @@ class SafetensorsFile(UnchangedFile):
 
     def check(self, name: str) -> None:
         dtype = self._slice(name).get_dtype()
-        if dtype not in _DTYPES:
+        if dtype not in _DTYPES and not (dtype == "I32" and name.endswith(_NUMBERS)):
             raise EngineStartError(
                 f"{self.path}: {name} has type {dtype}; supported: {', '.join(_DTYPES)}"
             )

@@ -20,6 +20,7 @@ from shmllm.models.combined_specs import (
     MLPAndExpertsSpec,
     ShortcutExpertsSpec,
 )
+from shmllm.models.compressed_specs import CompressedAttentionSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.mamba_fields import CHANNEL_MULTIPLE
@@ -120,6 +121,7 @@ def _shard_by_tokens(spec: ExpertsByTokensSpec, size: int) -> ExpertsByTokensSpe
 _RULES: dict[type[Any], Callable[[Any, int], Any]] = {
     AttentionSpec: _shard_attention,
     LatentAttentionSpec: _shard_latent_attention,
+    CompressedAttentionSpec: lambda spec, size: spec,  # its cache is small, and all heads share it
     DeltaNetSpec: _shard_delta_net,
     KimiDeltaSpec: _shard_kimi_delta,
     LightningSpec: lambda spec, size: spec,  # the norm of the output reads all heads

@@ -30,7 +30,9 @@ ExpertActivation = Literal[
     "silu", "silu_bounded", "silu_clamped", "silu_shifted", "gelu_tanh", "gpt_oss", "relu_squared",
     "gelu",
 ]  # fmt: skip
-Scoring = Literal["softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top", "mixer"]
+Scoring = Literal[
+    "softmax", "softmax_of_top", "sigmoid", "sqrt_softplus", "sigmoid_of_top", "mixer"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +62,20 @@ class MLPSpec:
         inner: the width of the activation's output.
         activation: "silu", "gelu" (with the error function), "gelu_tanh", "quick_gelu", "relu",
             "relu_squared", or, without a gate, "xielu", whose numbers a model learns; see LEARNED;
-            or, with a bound, "silu_shifted".
+            or, with a bound, "silu_clamped" or "silu_shifted".
         gated: True: ``down(act(gate(x)) * up(x))``; False: ``down(act(up(x)))``.
         bias, up_bias: whether the projections have a bias, and whether those to gate and up, too.
         sparsity: the share of a token's gates that would be zero, were they distributed normally:
             ``max(gate - cut, 0)`` takes the place of a gate; 0: they stay.
         bound: the largest activation of a gate, and the largest magnitude of what it multiplies;
-            None: they stay. The MLP is gated then. With "silu_shifted" gates are bounded before
-            their activation: ``g * sigmoid(1.702 * g) * (u + 1)`` of bounded gates g and ups u.
+            None: they stay. The MLP is gated then. With "silu_clamped" and "silu_shifted" gates are
+            bounded before their activation; the latter is ``g * sigmoid(1.702 * g) * (u + 1)`` of
+            bounded gates g and ups u.
         norm: the norm of what the last projection reads; None: there is none.
     """
 
     inner: int
-    activation: Activation | LearnedActivation | Literal["silu_shifted"] = "silu"
+    activation: Activation | LearnedActivation | Literal["silu_clamped", "silu_shifted"] = "silu"
     gated: bool = True
     bias: bool = False
     up_bias: bool = True
@@ -138,18 +141,20 @@ class MoESpec:
         bound: with "silu_bounded" and "silu_shifted": see `MLPSpec`; with "silu_clamped" that of
             gates before their activation, and of what they multiply.
         scoring: "softmax" of all experts before the choice, "softmax_of_top" of the chosen ones,
-            "sigmoid" of each, "sigmoid_of_top" of those that are chosen by their logits, or
-            "mixer": each chosen expert has a softmax by itself, over those that are near to it
-            (SparseMixer, Liu et al., 2024).
+            "sigmoid" of each, "sqrt_softplus", the root of softplus of each, "sigmoid_of_top" of
+            those that are chosen by their logits, or "mixer": each chosen expert has a softmax by
+            itself, over those that are near to it (SparseMixer, Liu et al., 2024).
         mixer_limit: with "mixer": how far other logits may be below that of a chosen expert, as a
             share.
         renormalize: whether the weights of the chosen experts are divided by their sum.
-        total_eps: added to that sum if it is one of sigmoids.
+        total_eps: added to that sum but for a softmax.
         weight_scale: the factor of the weights.
         weighs_inputs: whether weights multiply what experts read, and not what they return
             (Llama 4). The experts have gates and no biases then.
         correction_bias: whether the router has a bias that counts for the choice alone. It is added
             to scores, with "sigmoid_of_top" to logits.
+        num_tokens: if a token's id chooses its experts, the number of ids (hash layers; Roller et
+            al., 2021); 0: its logits do.
         num_groups: the number of groups of consecutive experts.
         top_groups: the number of groups that a token's experts are chosen from, those with the
             largest scores.
@@ -188,6 +193,7 @@ class MoESpec:
     weight_scale: float = 1.0
     weighs_inputs: bool = False
     correction_bias: bool = False
+    num_tokens: int = 0
     num_groups: int = 1
     top_groups: int = 1
     best_of_group: int = 1
@@ -216,6 +222,11 @@ class MoESpec:
     def changes_choices(self) -> bool:
         """Whether some choices go to no expert."""
         return self.identities > 0 or self.tokens is not None
+
+    @property
+    def reads_ids(self) -> bool:
+        """Whether the ids of tokens decide to which experts they go."""
+        return self.num_tokens > 0 or self.tokens is not None
 
     @property
     def divides_by_all(self) -> bool:

@@ -68,7 +68,8 @@ class StreamOps(Protocol):
 
         With the streams s [streams, hidden] of a token and the norm ``r = sqrt(mean(s**2) +
         norm_eps)`` of all of them, gates are ``sigmoid(scale * (logits @ s) / r + bias) + eps``;
-        the factor ``magnitude`` precedes the sigmoids of those of `spread`.
+        the factor ``magnitude`` precedes the sigmoids of those of `spread`. `ConnectionSpec` says
+        what a mixture of the streams changes.
 
         Args:
             connection: the weights.
@@ -78,8 +79,8 @@ class StreamOps(Protocol):
         """
 
     def spread(self, x: Tensor, connection: Connection) -> None:
-        """Adds ``x`` [tokens, hidden] to all streams, for each times the gate that the call of
-        `fold_streams` before this one has computed, in place.
+        """Adds ``x`` [tokens, hidden] to all streams, or to mixtures of them in their place, for
+        each times the gate that the call of `fold_streams` before this one has computed, in place.
 
         Args:
             x: what a mixer or an MLP has computed of the result of that call.

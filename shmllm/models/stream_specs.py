@@ -57,8 +57,9 @@ class AltUpSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSpec:
     """Several residual streams, of whose weighted sum mixers and MLPs compute what is added to each
-    of them, times another weight (hyper-connections; Zhu et al., 2024, here without a mixture of
-    the streams, as in Tencent's HY V4).
+    of them, times another weight (hyper-connections; Zhu et al., 2024). Tencent's HY V4 has no
+    mixture of the streams, DeepSeek V4 one whose rows and columns add up to 1
+    (manifold-constrained hyper-connections; Xie et al., 2026).
 
     The weights are gates of a token, ``sigmoid(scale * logit + bias)``, of logits that are products
     of all streams, side by side and divided by the root of their mean square. All streams begin as
@@ -67,15 +68,22 @@ class ConnectionSpec:
     Attributes:
         num_streams: the number of streams.
         magnitude: the factor of the gates of what is added.
-        eps: added to all gates.
+        eps: added to all gates; if there is a mixture, to it and to the gates of the sum alone.
         norm_eps: added to the mean square.
+        iterations: how often the columns of the mixture are normalised; 0: there is none.
     """
 
     num_streams: int
     magnitude: float
     eps: float
     norm_eps: float
+    iterations: int = 0
+
+    @property
+    def num_gates(self) -> int:
+        """The number of gates of a token, and of elements of its mixture, of one connection."""
+        return self.num_streams * (2 + (self.num_streams if self.iterations else 0))
 
     def num_elements(self, hidden: int, num_layers: int) -> int:
         """The number of elements of all matrices, with hidden states of a width."""
-        return (4 * num_layers + 1) * self.num_streams**2 * hidden
+        return (2 * num_layers * self.num_gates + self.num_streams) * self.num_streams * hidden

@@ -142,6 +142,7 @@ BOUND_SUFFIXES = (".input_min", ".input_max", ".output_min", ".output_max")
 BUFFER_SUFFIXES = (
     *(".layer_scalar", ".e_score_correction_bias", ".expert_bias", ".router_bias"),
     *(".act_fn.beta", ".act_fn.eps"),
+    *(".ffn.gate.bias", ".gate.tid2eid"),
     *(".running_mean", ".running_var"),
     *BOUND_SUFFIXES,
     *(".std_bias", ".std_scale"),

@@ -79,6 +79,7 @@ def read_widths(config: ModelConfig) -> tuple[int, ...]:
     widths = {config.hidden_size, *mixed_widths(config), *inner_widths(config)}
     widths.update(low_ranks(config))
     widths.update(*(attention.read_widths for attention in config.latent_attentions))
+    widths.update(*(attention.read_widths for attention in config.compressed_attentions))
     widths |= set() if config.per_layer is None else {config.per_layer.width}
     widths.update(joined_widths(config))
     widths |= {each.input_width for each in config.attentions if each.input_width is not None}
@@ -101,7 +102,22 @@ def linear_widths(config: ModelConfig) -> tuple[int, ...]:
 def chosen_of(config: ModelConfig) -> Chosen | None:
     """Returns how much the indexers of the layers, which are alike, choose for each token; None:
     there are none."""
-    return next((each.chosen for each in config.all_attentions if each.chosen), None)
+    every = [each.chosen for each in config.attentions]
+    every += [each.chosen for each in config.latent_attentions]
+    return next((chosen for chosen in every if chosen), None)
+
+
+def query_ranks(config: ModelConfig) -> tuple[int, ...]:
+    """Returns the widths of what queries are projections of, and which have norms."""
+    ranks = [each.query_rank for each in config.latent_attentions]
+    ranks += [each.query_rank for each in config.compressed_attentions]
+    return _ordered(rank for rank in ranks if rank is not None)
+
+
+def num_listed(config: ModelConfig) -> int:
+    """Returns the largest number of keys and entries that a token attends to; 0: none are listed
+    for it."""
+    return max((each.most_listed for each in config.compressed_attentions), default=0)
 
 
 def relations_of(config: ModelConfig) -> RelationBiases | None:

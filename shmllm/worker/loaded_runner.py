@@ -291,12 +291,13 @@ class LoadedRunner(ABC):
         Raises:
             RequestError: see `check_prompt_embeds`, or ids decide which experts tokens have.
         """
-        if any(each.tokens is not None for each in self.model.config.mixtures):
+        config = self.model.config
+        if any(mixture.reads_ids for mixture in config.mixtures):
             raise RequestError(
-                f"prompt_embeds are not possible for {self.model.config.architecture}: the ids of "
-                "tokens decide which experts they have"
+                f"prompt_embeds are not possible for {config.architecture}: the ids of tokens "
+                "decide which experts they have"
             )
-        shape = (length, self.model.config.embedding_width)
+        shape = (length, config.embedding_width)
         return check_prompt_embeds(embeds, shape, self.model.dtype)
 
     def check_item(self, item: Item) -> None:

@@ -26,7 +26,9 @@ from shmllm.core.kv_groups import (
 )
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import KVHeads, shares_choice
+from shmllm.models.entries import layer_entries, stored_kv
+from shmllm.models.kv_heads import KVHeads
+from shmllm.models.mixer_specs import shares_choice
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 from shmllm_kernels.windows import Chunk, Window
 
@@ -152,10 +154,10 @@ class CacheShape:
         rules = layer_rules(
             model, cache.disable_hybrid_kv_cache_manager, interval, cache.block_size
         )
-        stored = [*model.layer_kv]
+        stored = [*stored_kv(model)]
         if draft is not None:
             rules += layer_rules(draft, True, interval, cache.block_size)
-            stored += draft.layer_kv
+            stored += stored_kv(draft)
         layer_bytes = [0 if heads is None else bytes_of(heads) for heads in stored]
         return cls(
             group_layers(rules, layer_bytes, _layers_that_share_choices(model)),
@@ -262,6 +264,7 @@ def layer_rules(
     model: ModelConfig, keeps_all: bool, interval: int, block_size: int
 ) -> list[tuple[KVRule, ...]]:
     """Return what each layer keeps, of keys and values and of its state; empty: it stores nothing.
+    Behind the layers are entries, as in `stored_kv`.
 
     Args:
         model: the model.
@@ -287,7 +290,8 @@ def layer_rules(
         if windows[layer] is None:
             windows[source] = None  # it keeps what the layer that reads it reads
     every = zip(model.layer_kv, windows, model.layer_state_bytes, strict=True)
-    return [rules(*layer) for layer in every]
+    of_entries = [rules(heads, None, 0) for heads in layer_entries(model)]
+    return [*(rules(*layer) for layer in every), *of_entries]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from shmllm_kernels.gpu import connections
 from shmllm_kernels.gpu.connections import PART, GateNumbers
 from shmllm_kernels.reference import connections as plain
 
-NUMBERS = GateNumbers(1e-3, 1.5, 1e-2)
+NUMBERS = GateNumbers(1e-3, 1.5, 1e-2, 2e-2)
 SHAPES = [(3, 4, 48), (2, 3, PART // 2 + 6), (1, 1, 16), (5, 8, 20), (0, 2, 16)]
 
 
@@ -40,6 +40,37 @@ class ConnectionConformance:
             want = plain.spread(wide, x.float(), gates).flatten(1)
             connections.spread(streams, x, gates)
             assert_close(streams, want.to(dtype), *tolerances(dtype))
+
+    @pytest.mark.parametrize("iterations", [1, 7])
+    @pytest.mark.parametrize("shape", SHAPES)
+    def test_streams_are_mixed(self, draw, dtype, shape, iterations):
+        (rows, count, width), num_gates = shape, (2 + shape[1]) * shape[1]
+        joined = count * width
+        streams, x = draw.normal(rows, joined, dtype=dtype), draw.normal(rows, width, dtype=dtype)
+        weight = draw.normal(num_gates, joined, scale=joined**-0.5)
+        scale, bias = draw.normal(3), draw.normal(num_gates)
+        wide, (own, behind) = (
+            streams.float().unflatten(1, (count, width)),
+            weight.split([2 * count, count**2]),
+        )
+        want = plain.gates_of(wide, own, scale[:2], bias[: 2 * count], *NUMBERS)
+        numbers = NUMBERS.norm_eps, NUMBERS.eps, iterations
+        mixture = plain.mixture_of(wide, behind, scale[2:], bias[2 * count :], *numbers)
+        out, gates, parts = (
+            poisoned(rows, *sizes, dtype=kind, device=draw.device)
+            for *sizes, kind in (
+                (width, dtype),
+                (num_gates, torch.float32),
+                (connections.num_parts(joined), num_gates + 1, torch.float32),
+            )
+        )
+        operands = out, gates, streams, parts, weight, scale, bias, NUMBERS
+        connections.fold(*operands, iterations)
+        assert_close(gates, torch.cat([want, mixture.flatten(1)], 1), 1e-5, 1e-5)
+        assert_close(out, plain.fold(wide, want).to(dtype), *tolerances(dtype))
+        want = plain.spread(wide, x.float(), gates, mixture).flatten(1)
+        connections.spread(streams, x, gates)
+        assert_close(streams, want.to(dtype), *tolerances(dtype))
 
     def test_a_rows_bits_do_not_depend_on_the_others(self, draw, dtype):
         streams, weight = draw.normal(5, 4 * 40, dtype=dtype), draw.normal(8, 4 * 40)

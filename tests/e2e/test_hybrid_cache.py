@@ -27,7 +27,12 @@ LAYERS = {
 """Models whose layers make two groups, six groups, and one."""
 CHUNKS = "chunks"
 """The name of a model with chunks."""
-FEW_BLOCKS = {"one-group-each": 110, "more-windows": 110, "only-windows": 20, CHUNKS: 110}
+ENTRIES = "entries"
+"""The name of a model whose layers read windows and entries of several tokens."""
+FEW_BLOCKS = {
+    **{"one-group-each": 110, "more-windows": 110, "only-windows": 20, CHUNKS: 110},
+    ENTRIES: 130,
+}
 """The size of a pool that has room for about two of the longest requests."""
 BASE: dict[str, Any] = {"dtype": "float32", "multiprocess": False}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -43,6 +48,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def make(kind: str, directory: Path) -> ReferenceModel:
     if kind == CHUNKS:
         model = make_model("llama4", directory, max_position_embeddings=1024)
+    elif kind == ENTRIES:
+        model = make_model("deepseek_v4", directory, max_position_embeddings=1024)
     else:
         layers = LAYERS[kind]
         model = make_model(
@@ -57,7 +64,7 @@ def make(kind: str, directory: Path) -> ReferenceModel:
     return ReferenceModel(model, directory, make_prompts(4096, longest=5 * WINDOW))
 
 
-KINDS = ["more-windows", slow("one-group-each"), slow("only-windows"), slow(CHUNKS)]
+KINDS = ["more-windows", slow("one-group-each"), slow("only-windows"), slow(CHUNKS), slow(ENTRIES)]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from shmllm.core.kv_groups import FullAttention, KVGroup, KVRule, SlidingWindow, group_layers
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import KVHeads
+from shmllm.models.entries import stored_kv
+from shmllm.models.kv_heads import KVHeads
 from shmllm.worker.memory import CacheShape, layer_rules
 
 
@@ -35,6 +36,6 @@ def cache_shape(
         block_size: tokens in a block, and from one state to the next.
         bytes_of: returns the size of a block's keys and values in a layer.
     """
-    sizes = [0 if heads is None else bytes_of(heads) for heads in config.layer_kv]
+    sizes = [0 if heads is None else bytes_of(heads) for heads in stored_kv(config)]
     groups = group_layers(layer_rules(config, False, block_size, block_size), sizes)
     return CacheShape(groups, block_size, max(sizes), 64, state_bytes=max(config.layer_state_bytes))

@@ -158,18 +158,21 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def connected(hidden: int) -> None:
-    """Launch hyper-connections with the shapes of HY V4, those of a layer and the last one."""
+    """Launch hyper-connections with the shapes of HY V4, those of a layer and the last one, and
+    those of a layer that mixes the streams."""
     streams, x = empty(4, 4 * hidden), empty(4, hidden)
-    gates = empty(4, 8, dtype=torch.float32)
-    parts = empty(4, connections.num_parts(4 * hidden), 9, dtype=torch.float32)
-    numbers = connections.GateNumbers(1e-5, 2.0, 1e-6)
-    for kinds in (1, 2):
-        weight, scale, bias = (
+    numbers = connections.GateNumbers(1e-5, 2.0, 1e-6, 1e-6)
+    for kinds, num_gates, width in ((1, 4, 8), (2, 8, 8), (3, 24, 24)):
+        weight, scale, bias, gates, parts = (
             empty(*shape, dtype=torch.float32)
-            for shape in ((4 * kinds, 4 * hidden), (kinds,), (4 * kinds,))
-        )
-        connections.fold(x, gates, streams, parts, weight, scale, bias, numbers)
-    connections.spread(streams, x, gates)
+            for shape in (
+                (num_gates, 4 * hidden), (kinds,), (num_gates,), (4, width),
+                (4, connections.num_parts(4 * hidden), num_gates + 1),
+            )
+        )  # fmt: skip
+        connections.fold(x, gates, streams, parts, weight, scale, bias, numbers, 20)
+        if kinds > 1:
+            connections.spread(streams, x, gates)
 
 
 def rows(capability: int) -> None:

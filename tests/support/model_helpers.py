@@ -53,6 +53,7 @@ from transformers import (
     DbrxConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV4Config,
     DeepseekV32Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
@@ -252,6 +253,7 @@ CONFIGS: dict[str, type[PreTrainedConfig]] = {
     "granite_moe_shared": GraniteMoeSharedConfig,
     "granite_moe_swa": GraniteMoeSWAConfig,
     "hy_v3": HYV3Config,
+    "deepseek_v4": DeepseekV4Config,
     "hy_v4": HYV4Config,
     "mellum": MellumConfig,
     "minicpm3": MiniCPM3Config,
@@ -372,6 +374,8 @@ def reference_model(
                 buffer.normal_(1.0, 0.2)
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.normal_(0.0, 0.2)
+            if name.endswith("tid2eid"):
+                buffer.random_(config.num_local_experts)
     model.to(getattr(torch, dtype))
     return model
 

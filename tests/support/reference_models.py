@@ -95,6 +95,16 @@ PHI4_TOWERS: dict[str, Any] = {
     | {"depthwise_separable_out_channel": 16, "bias_max_distance": 10},
     "bos_token_id": 0,
 }
+ENTRIES: dict[str, Any] = {
+    **{"num_key_value_heads": 1, "head_dim": 10, "q_lora_rank": 28, "partial_rotary_factor": 0.4},
+    "layer_types": [
+        *("sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"),
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+    **{"sliding_window": 7, "o_groups": 2, "o_lora_rank": 12, "num_hash_layers": 1},
+    **{"index_n_heads": 16, "index_head_dim": 6, "index_topk": 5, "swiglu_limit": 0.1},
+}
+"""A layer of each kind that DeepSeek V4 has."""
 """Small towers of Phi-4 Multimodal, which are not computed."""
 ROUTER: dict[str, Any] = {
     "num_experts": 16,
@@ -330,6 +340,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "HYV4",
         LATENT | INDEXER | {"indexer_types": ["full", "shared", "full"], "swiglu_limit": 2.0},
     ),
+    "deepseek_v4": ("DeepseekV4", ROUTER | ENTRIES | {"hc_sinkhorn_iters": 6}),
     "longcat_flash": (
         "LongcatFlash",
         {name: value for name, value in LATENT.items() if name != "first_k_dense_replace"}
@@ -627,6 +638,7 @@ LATENTS = (
         "mistral4",
         "sarvam_mla",
         "bailing_moe_v3",
+        "deepseek_v4",
     ),
 )
 """Those whose cache holds latents, or keys of an indexer, which are not rounded to 8 bits."""
@@ -639,6 +651,7 @@ ALIKE = (
     *WITH_INDEXER,
     *(
         "bailing_moe_v3",
+        "deepseek_v4",
         "lara_mini",
         "gemma3n",
         "kimi_linear",
@@ -657,7 +670,7 @@ ALIKE = (
 transformers: only slow tests run them."""
 KINDS = [kind if kind in QUICK else slow(kind) for kind in VARIANTS]
 """All architectures, as parameters of a test. Only those in QUICK are in the default suite."""
-INEXACT = (*RECURRENT, "gemma3n", "gemma4", *WITH_INDEXER)
+INEXACT = (*RECURRENT, "gemma3n", "gemma4", *WITH_INDEXER, "deepseek_v4")
 """Those whose hidden states transformers does not compute to 1e-5 in float32, and those of which a
 token's embedding is not all that layers read of it (Gemma 3n and 4), and those of which the last
 chosen token may be another one where two scores differ by a rounding error. Its delta nets and
@@ -722,6 +735,8 @@ def draw_weights(model: Any) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)
+            if name.endswith("tid2eid"):
+                buffer.random_(model.config.num_local_experts)
 
 
 OTHERS = {

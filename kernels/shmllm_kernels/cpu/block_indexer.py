@@ -17,7 +17,7 @@ from shmllm_kernels.cpu.attention_rows import SCORE_GROUP
 from shmllm_kernels.cpu.attention_state import cache_lines
 from shmllm_kernels.cpu.attention_tiles import KEY_VECTORS, SCORES_STRIDE
 from shmllm_kernels.cpu.cache_layout import CacheLayout
-from shmllm_kernels.cpu.indexer import DIGITS, blocks_of, count_tokens, last_rank, rank_of
+from shmllm_kernels.cpu.indexer import DIGITS, blocks_of, find_last_rank, pieces_of_step, rank_of
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import floats, short_words, word
@@ -132,7 +132,7 @@ def _put_blocks(target, found, table, block, per_block, last):
 @compiled
 def _choose_of_head(best, count, top_k, digits, target, table, per_block, last):
     """Writes the blocks that a head has chosen among `count`."""
-    least, left = last_rank(best, count, top_k, digits)
+    least, left = find_last_rank(best, count, top_k, digits)
     found = 0
     for block in range(count):
         rank = rank_of(best, block)
@@ -147,7 +147,8 @@ def _choose_of_head(best, count, top_k, digits, target, table, per_block, last):
 def _choose(operands, token, thread, num_threads, kind):
     heads, top_k, size = word(operands, 2), word(operands, 8), word(operands, 9)
     num_heads, dim = word(heads, at.NUM_HEADS), word(heads, at.HEAD_DIM)
-    shift, table = word(heads, at.BLOCK_SHIFT), blocks_of(operands, token)
+    table = blocks_of(word(operands, 0), word(operands, 1), token)
+    shift = word(heads, at.BLOCK_SHIFT)
     per_block, position = size >> shift, word(word(operands, 5), token)
     count, last = position // size + 1, position >> shift
     row_bytes = 4 * top_k * per_block
@@ -170,7 +171,7 @@ def _choose(operands, token, thread, num_threads, kind):
         _choose_of_head(own, count, top_k, digits, own_target, table, per_block, last)
 
 
-CHOOSE_BLOCKS = {kind: Kernel(count_tokens, _choose, kind) for kind in at.DTYPES}
+CHOOSE_BLOCKS = {kind: Kernel(pieces_of_step, _choose, kind) for kind in at.DTYPES}
 """Kernels by the dtype name of the keys. They choose the blocks of keys that each token attends to,
 among that of its own position and those before it: all if there are few, or those with the largest
 scores of a key up to that position, of equal ones the first. Those next to the token are always

@@ -14,6 +14,7 @@ from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import float_of_word, floats, word
 from shmllm_kernels.cpu.rows import ACTIVATIONS, activation, count_pieces, rows_of_piece
 
+SILU_CLAMPED = "silu_clamped"
 SILU_SHIFTED = "silu_shifted"
 _SLOPE = 1.702
 
@@ -36,16 +37,19 @@ def _activate_bounded(operands, piece, thread, num_threads, name):
         for i in range(width):
             if name == SILU_SHIFTED:
                 values[i] = shifted_product(gate[i], up[i], bound)
+            elif name == SILU_CLAMPED:
+                values[i] = silu(min(gate[i], bound)) * max(min(up[i], bound), -bound)
             else:
                 opened = min(activation(gate[i], name), bound)
                 values[i] = opened * max(min(up[i], bound), -bound)
 
 
 ACTIVATE_BOUNDED = {
-    name: Kernel(count_pieces, _activate_bounded, name) for name in (*ACTIVATIONS, SILU_SHIFTED)
+    name: Kernel(count_pieces, _activate_bounded, name)
+    for name in (*ACTIVATIONS, SILU_CLAMPED, SILU_SHIFTED)
 }
-"""Kernels by the activation's name. ``out = min(f(gate), bound) * min(max(up, -bound), bound)``,
-or what `shifted_product` returns.
+"""Kernels by the activation's name. ``out = min(f(gate), bound) * min(max(up, -bound), bound)``;
+with SILU_CLAMPED gates are bounded before the activation; or what `shifted_product` returns.
 
 Operands: address of the number of rows; x [rows, 2 * width], gates and ups side by side; out
 [rows, width]; width; the bound, a number from `word_of_float`.

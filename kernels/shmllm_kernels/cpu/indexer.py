@@ -22,12 +22,11 @@ from shmllm_kernels.cpu.latent_attention import (
     score_rows,
     sizes_at,
 )
-from shmllm_kernels.cpu.latent_layout import DTYPES, LatentLayout, padded, place_of
+from shmllm_kernels.cpu.latent_layout import DTYPES, LatentLayout, padded, put_row
 from shmllm_kernels.cpu.memory import (
     float_of_word,
     floats,
     number,
-    put_number,
     put_word,
     short_words,
     word,
@@ -38,7 +37,8 @@ from shmllm_kernels.cpu.rows import count_pieces, rows_of_piece
 KINDS = [(stored, dtype) for stored in DTYPES for dtype in DTYPES]
 """The dtype names of the cache and of the norm's weights that kernels exist for."""
 
-DIGITS = 256  # the radix of the search for the last chosen score
+DIGITS = 256
+"""The radix of the search for the last chosen score."""
 
 
 def index_words(layout: LatentLayout, num_heads: int, block_stride: int) -> NDArray[np.int64]:
@@ -83,10 +83,7 @@ def _store(operands, piece, thread, num_threads, stored, kind):
         rotate(row, num_pairs, is_interleaved, cos, sin)
         slot = word(slots, token)
         place = cache + (slot >> shift) * block_stride + (slot & ((1 << shift) - 1)) * row_bytes
-        for i in range(dim):
-            put_number(place, place_of(i, stored), values[i], stored)
-        for i in range(dim, padded(dim)):
-            put_number(place, place_of(i, stored), np.float32(0.0), stored)
+        put_row(place, row, dim, stored)
 
 
 STORE_INDEX_KEYS = {kinds: Kernel(count_pieces, _store, *kinds) for kinds in KINDS}
@@ -108,17 +105,16 @@ Operands (addresses; strides in bytes):
 
 
 @compiled
-def count_tokens(operands, piece, thread, num_threads):
-    """Returns the number of tokens of a step."""
+def pieces_of_step(operands, piece, thread, num_threads):
+    """Returns the number of pieces of a kernel whose first operand is a step: one a token."""
     return word(word(operands, 0), 0)
 
 
 @compiled
-def blocks_of(operands, token):
+def blocks_of(step, requests, token):
     """Returns the address of the row of the block table of a token's request."""
-    requests = word(operands, 1)
     firsts = word(requests, 0)
-    request, end = 0, word(word(operands, 0), 1)
+    request, end = 0, word(step, 1)
     while end - request > 1:
         middle = (request + end) // 2
         if word(firsts, middle) <= token:
@@ -146,7 +142,7 @@ def _load_queries(operands, token, sizes, target):
 
 
 @compiled
-def _add_heads(scores, count, num_heads, weights, out):
+def add_heads(scores, count, num_heads, weights, out):
     """Adds up the weighted positive scores of all heads, in their order."""
     total, factors = floats(out), floats(weights)
     for i in range(count):
@@ -166,7 +162,7 @@ def rank_of(scores, index):
 
 
 @compiled
-def last_rank(scores, count, top_k, digits):
+def find_last_rank(scores, count, top_k, digits):
     """Finds the score with which as many as wanted are chosen, digit by digit.
 
     Returns:
@@ -200,7 +196,7 @@ def _slot(table, sizes, position):
 @compiled
 def _choose(operands, token, thread, num_threads, kind):
     sizes, top_k = sizes_at(word(operands, 2)), word(operands, 10)
-    table = blocks_of(operands, token)
+    table = blocks_of(word(operands, 0), word(operands, 1), token)
     count = word(word(operands, 7), token) + 1
     chosen = short_words(word(operands, 9) + 4 * token * top_k)
     if count <= top_k:
@@ -218,8 +214,8 @@ def _choose(operands, token, thread, num_threads, kind):
         size = min(count - first, CHUNK_KEYS)
         find_keys(keys, word(operands, 8), sizes, table, first, count - 1)
         score_rows(query, 4 * sizes.width, keys, size, sizes.width, sizes.num_heads, chunk, kind)
-        _add_heads(chunk, size, sizes.num_heads, weights, scores + 4 * first)
-    last, left = last_rank(scores, count, top_k, digits)
+        add_heads(chunk, size, sizes.num_heads, weights, scores + 4 * first)
+    last, left = find_last_rank(scores, count, top_k, digits)
     found = 0
     for position in range(count):
         rank = rank_of(scores, position)
@@ -231,7 +227,7 @@ def _choose(operands, token, thread, num_threads, kind):
             left -= 1
 
 
-CHOOSE_TOKENS = {kind: Kernel(count_tokens, _choose, kind) for kind in DTYPES}
+CHOOSE_TOKENS = {kind: Kernel(pieces_of_step, _choose, kind) for kind in DTYPES}
 """Kernels by the dtype name of the cache. They choose the tokens that each token attends to among
 its own and those before it: all if there are few, or those with the largest scores, of equal ones
 the first.

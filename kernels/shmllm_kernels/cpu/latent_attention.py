@@ -11,7 +11,7 @@ the task of `latents`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,8 @@ other pieces for several threads."""
 SCORES_STRIDE = 4 * (CHUNK_KEYS + LANES)  # the last tile of a chunk may have more keys
 """The bytes from one row of a chunk's scores to the next."""
 
+Entries = Literal["blocks", "slots", "addresses"]
+
 KEYS_IN_TABLE = CHUNK_KEYS + 2 * TILE_KEYS  # what the last tile reads and prefetches
 """The number of addresses of a chunk's keys, and of some after them."""
 
@@ -101,7 +103,7 @@ class Sizes(NamedTuple):
     width: int  # of a key, padded
     row_bytes: int
     block_shift: int  # the binary logarithm of the number of keys of an entry of the table
-    slot_shift: int  # of the rows of a block, if an entry is a slot; 0: it is a block
+    slot_shift: int  # of the rows of a block, if an entry is a slot; 0: it is a block; -1: address
     block_stride: int
     scale: float
 
@@ -112,7 +114,7 @@ def size_words(
     rank: int,
     scale: float,
     block_stride: int,
-    has_slots: bool = False,
+    entries: Entries = "blocks",
 ) -> NDArray[np.int64]:
     """Returns the sizes of a layer, for the kernels.
 
@@ -122,13 +124,13 @@ def size_words(
         rank: the width of a latent.
         scale: the factor of the scores.
         block_stride: the bytes from one block of the layer to the next.
-        has_slots: whether the block table has the slot of each key, block * block_size + offset, in
-            place of the blocks of keys that follow each other.
+        entries: what the block table has: the "blocks" of keys that follow each other, or of each
+            key its slot, block * block_size + offset, or its address, an int64.
     """
     widths = [rank, layout.key_dim, padded(rank), padded(layout.key_dim)]
     shift, factor = layout.block_size.bit_length() - 1, word_of_float(scale * LOG2_E)
-    shifts = [0, shift] if has_slots else [shift, 0]
-    words = [num_heads, *widths, layout.row_bytes, *shifts, block_stride, factor]
+    shifts = {"blocks": (shift, 0), "slots": (0, shift), "addresses": (0, -1)}
+    words = [num_heads, *widths, layout.row_bytes, *shifts[entries], block_stride, factor]
     return np.array(words, np.int64)
 
 
@@ -222,12 +224,15 @@ def find_keys(target, cache, sizes, blocks, first, last):
     """Writes the addresses of a chunk's keys, and of some after them. Keys after the last one get
     its address: unwritten memory, which may be NaN, is not read."""
     table = short_words(blocks)
-    mask, slot_mask = (1 << sizes.block_shift) - 1, (1 << sizes.slot_shift) - 1
+    mask, slot_mask = (1 << sizes.block_shift) - 1, (1 << max(sizes.slot_shift, 0)) - 1
     for i in range(KEYS_IN_TABLE):
         key = min(first + i, last)
-        entry = np.int64(table[key >> sizes.block_shift])
-        block = cache + (entry >> sizes.slot_shift) * sizes.block_stride
-        put_word(target, i, block + ((entry & slot_mask) + (key & mask)) * sizes.row_bytes)
+        if sizes.slot_shift < 0:
+            put_word(target, i, word(blocks, key))
+        else:
+            entry = np.int64(table[key >> sizes.block_shift])
+            block = cache + (entry >> sizes.slot_shift) * sizes.block_stride
+            put_word(target, i, block + ((entry & slot_mask) + (key & mask)) * sizes.row_bytes)
 
 
 @compiled_noinline

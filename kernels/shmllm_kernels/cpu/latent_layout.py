@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from shmllm_kernels.cpu.language import compiled
+from shmllm_kernels.cpu.memory import floats, put_number
 from shmllm_kernels.cpu.simd import LANES, STORED
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -35,6 +38,16 @@ def place_of(element, kind):
         return element
     within = element % PAIR
     return element - within + within % LANES * 2 + within // LANES
+
+
+@compiled
+def put_row(place, row, width, stored):
+    """Writes a row of float32, and zeros up to whole pairs of vectors."""
+    values = floats(row)
+    for i in range(width):
+        put_number(place, place_of(i, stored), values[i], stored)
+    for i in range(width, padded(width)):
+        put_number(place, place_of(i, stored), np.float32(0.0), stored)
 
 
 @dataclass(frozen=True)

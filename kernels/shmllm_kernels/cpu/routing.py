@@ -9,22 +9,22 @@ import math
 
 import numpy as np
 
-from shmllm_kernels.cpu.functions import exp, sigmoid
+from shmllm_kernels.cpu.functions import exp, sigmoid, softplus
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.memory import (
     float_of_word,
     floats,
-    number,
-    put_narrow,
     put_word,
     word,
 )
-from shmllm_kernels.cpu.norms import KINDS
 from shmllm_kernels.cpu.pairs import pieces_of_tokens, tokens_of_piece
 
 SOFTMAX, SIGMOID, MIXER = "softmax", "sigmoid", "mixer"
 """What the scores of experts are made of their logits by."""
+
+SQRT_SOFTPLUS = "sqrt softplus"
+"""As SIGMOID, with the root of softplus in its place."""
 
 SIGMOID_OF_TOP = "sigmoid of top"
 """As SIGMOID, but logits rank the experts."""
@@ -104,6 +104,8 @@ def _keep_best_groups(ranks, num_experts, num_groups, top_groups, num_best):
 
 @compiled
 def _share(logit, largest, scoring):
+    if scoring == SQRT_SOFTPLUS:
+        return np.sqrt(softplus(logit))
     return sigmoid(logit) if scoring == SIGMOID else exp(logit - largest)
 
 
@@ -123,12 +125,15 @@ def _write_shares(logits, ranks, num_experts):
 
 @compiled
 def _write_ranks(logits, ranks, num_experts, scoring):
-    """Writes a token's logits, or their sigmoids."""
+    """Writes a token's logits, or their scores."""
     source, target = floats(logits), floats(ranks)
     for expert in range(num_experts):
         rank = source[expert]
-        if scoring == SIGMOID and rank == rank:
-            rank = sigmoid(rank)
+        if rank == rank:
+            if scoring == SIGMOID:
+                rank = sigmoid(rank)
+            if scoring == SQRT_SOFTPLUS:
+                rank = np.sqrt(softplus(rank))
         target[expert] = rank
 
 
@@ -156,7 +161,7 @@ def _route_token(operands, logits, ranks, ids, weights, scoring):
     last = _last_chosen(ranks, num_experts, top_k)
     last_rank = _rank(chosen_by[last])
     total = np.float32(0.0)
-    if scoring == SIGMOID:
+    if scoring != SOFTMAX:
         total = float_of_word(word(operands, 14))
     every, num_chosen = np.float32(0.0), np.int64(0)
     for expert in range(num_experts):
@@ -174,7 +179,7 @@ def _route_token(operands, logits, ranks, ids, weights, scoring):
             num_chosen += 1
     if scoring == SOFTMAX and total < every * np.float32(_SMALLEST_SHARE):
         total = every * np.float32(_SMALLEST_SHARE)
-    if scoring == SIGMOID and divides_by_all != 0:
+    if scoring != SOFTMAX and divides_by_all != 0:
         total = np.float32(1.0) if total == total else total
     scale = float_of_word(word(operands, 13))
     for i in range(top_k):
@@ -232,7 +237,7 @@ def _route(operands, piece, thread, num_threads, scoring, ranked):
 ROUTE = {
     ranked: Kernel(pieces_of_tokens, _route, scoring, ranked)
     for scoring, ranked in (
-        *((scoring, scoring) for scoring in (SOFTMAX, SIGMOID, MIXER)),
+        *((scoring, scoring) for scoring in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS, MIXER)),
         (SIGMOID, SIGMOID_OF_TOP),
     )
 }
@@ -243,7 +248,8 @@ SOFTMAX: ``weight = exp(logit) / sum(exp(logits))``, where the sum is over all e
 chosen ones. The latter is both the softmax of the chosen logits, and the softmax of all logits
 divided by the sum over the chosen ones; that counts as at least 1e-12. SIGMOID: ``weight =
 sigmoid(logit)``, or this divided by the sum over the chosen ones; SIGMOID_OF_TOP has the same
-weights. MIXER: see `mixer_limit` of `reference.moe.Choice`; operands 5 and 8 to 12 are not used.
+weights, SQRT_SOFTPLUS those of ``sqrt(softplus(logit))``. MIXER: see `mixer_limit` of
+`reference.moe.Choice`; operands 5 and 8 to 12 are not used.
 
 A NaN is chosen last; all weights of its token are NaN then, as they are if the largest logit is
 infinite and the scores are SOFTMAX.
@@ -253,7 +259,8 @@ Operands (addresses; strides in bytes):
     0  the address of the number of tokens
     1  logits [tokens, experts] float32, 2  their stride (a number)
     3  the number of experts, 4  top_k, at most that number (numbers)
-    5  1: the sum is over all experts, or there is none for SIGMOID; 0: over the chosen (a number)
+    5  1: the sum is over all experts, or there is none but for SOFTMAX; 0: over the chosen (a
+       number)
     6  ids [tokens, top_k] int64, in ascending order, 7  weights [tokens, top_k] float32
     8  scratch [tokens, experts + groups] float32, or 0: logits rank the experts, and operands 9 to
        12 are not used
@@ -263,98 +270,56 @@ Operands (addresses; strides in bytes):
     11 the number of groups that a token's experts are chosen from, and 12 how many of a group's
        largest ranks make the group's score: 1 or 2 (numbers)
     13 the factor of the weights, a number from `word_of_float`
-    14 what SIGMOID adds to the sum over the chosen ones, or the limit of MIXER, likewise
+    14 what is added to the sum over the chosen ones but for SOFTMAX, or the limit of MIXER,
+       likewise
 """
 
 
 @compiled
-def _scale_chosen(operands, piece, thread, num_threads, kind):
-    top_k, ids, scales = word(operands, 1), word(operands, 2), word(operands, 4)
-    weights = floats(word(operands, 3))
-    begin, end = tokens_of_piece(operands, piece, num_threads)
-    for pair in range(begin * top_k, end * top_k):
-        weights[pair] *= number(scales, word(ids, pair), kind)
-
-
-SCALE_CHOSEN = {kind: Kernel(pieces_of_tokens, _scale_chosen, kind) for kind in KINDS}
-"""Kernels by the dtype name of the scales. ``weights *= scales[ids]``, in place.
-
-Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64; weights [tokens, top_k]
-float32; scales [experts].
-"""
+def _find_chosen(row, top_k, num_experts, ids):
+    """Writes the experts of a row of a table in ascending order. Numbers of no expert, which only a
+    damaged file has, count as the nearest one."""
+    values = floats(row)
+    for choice in range(top_k):
+        value = values[choice] if values[choice] == values[choice] else np.float32(0.0)
+        bounded = max(min(value, np.float32(num_experts - 1)), np.float32(0.0))
+        expert, place = np.int64(np.int32(bounded)), choice
+        while place > 0 and word(ids, place - 1) > expert:
+            put_word(ids, place, word(ids, place - 1))
+            place -= 1
+        put_word(ids, place, expert)
 
 
 @compiled
-def _report(operands, piece, thread, num_threads, num_bytes):
-    top_k, ids, out, stride = (
-        word(operands, 1), word(operands, 2), word(operands, 3), word(operands, 4),
-    )  # fmt: skip
+def _route_by_token(operands, piece, thread, num_threads, scoring):
+    logits, stride, num_experts = word(operands, 1), word(operands, 2), word(operands, 3)
+    top_k, ids, weights = word(operands, 4), word(operands, 5), word(operands, 6)
     begin, end = tokens_of_piece(operands, piece, num_threads)
     for token in range(begin, end):
+        values, shares = floats(logits + token * stride), floats(weights + token * top_k * 4)
+        own = ids + token * top_k * 8
+        row = max(word(word(operands, 7), token), 0)
+        _find_chosen(word(operands, 8) + row * top_k * 4, top_k, num_experts, own)
+        total = float_of_word(word(operands, 10))
         for choice in range(top_k):
-            put_narrow(out + token * stride, choice, word(ids, token * top_k + choice), num_bytes)
+            share = _share(values[word(own, choice)], np.float32(0.0), scoring)
+            shares[choice] = share
+            total += share
+        scale = float_of_word(word(operands, 9))
+        for choice in range(top_k):
+            shares[choice] = shares[choice] / total * scale
 
 
-REPORT = {num_bytes: Kernel(pieces_of_tokens, _report, num_bytes) for num_bytes in (1, 2)}
-"""Kernels by the size of a number in bytes. ``out[token] = ids[token]``, where the rows of ``out``
-are parts of wider ones.
+ROUTE_BY_TOKEN = {
+    scoring: Kernel(pieces_of_tokens, _route_by_token, scoring)
+    for scoring in (SIGMOID, SQRT_SOFTPLUS)
+}
+"""Kernels by the scores of experts. The id of a token chooses its experts; their scores are divided
+by the sum of these.
 
-Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64; address of out's first
-element; the distance of out's rows, in bytes.
-"""
-
-
-@compiled
-def _take_identities(operands, piece, thread, num_threads):
-    top_k, num_experts, ids = word(operands, 1), word(operands, 2), word(operands, 3)
-    weights, width = floats(word(operands, 4)), word(operands, 9)
-    begin, end = tokens_of_piece(operands, piece, num_threads)
-    for token in range(begin, end):
-        total, expert = np.float32(0.0), np.int64(0)
-        for pair in range(token * top_k, (token + 1) * top_k):
-            if word(ids, pair) < num_experts:
-                expert = word(ids, pair)
-            else:
-                total += weights[pair]
-                weights[pair] = np.float32(0.0)
-                put_word(ids, pair, expert)
-        values = floats(word(operands, 5) + token * word(operands, 6))
-        target = floats(word(operands, 7) + token * word(operands, 8))
-        for i in range(width):
-            target[i] = total * values[i]
-
-
-TAKE_IDENTITIES = Kernel(pieces_of_tokens, _take_identities)
-"""``out[token] = total * x[token]``, with the sum of the weights of a token's choices that are no
-experts. These weights become 0, and their ids that of the token's last expert, or 0.
-
-Operands: address of the number of tokens; top_k; the number of experts; ids [tokens, top_k] int64,
-in ascending order; weights [tokens, top_k] float32; x [tokens, width] float32 and the distance of
-its rows, in bytes; out, likewise; width.
-"""
-
-
-@compiled
-def _leave_out(operands, piece, thread, num_threads):
-    top_k, ids, tokens = word(operands, 1), word(operands, 2), word(operands, 3)
-    listed, count, are_listed = word(operands, 4), word(operands, 5), word(operands, 6)
-    begin, end = tokens_of_piece(operands, piece, num_threads)
-    for token in range(begin, end):
-        own = word(tokens, token)
-        is_listed = np.int64(1) if own < 0 else np.int64(0)
-        for index in range(count):
-            if word(listed, index) == own:
-                is_listed = np.int64(1)
-        if is_listed != are_listed:
-            for pair in range(token * top_k, (token + 1) * top_k):
-                put_word(ids, pair, -1)
-
-
-LEAVE_OUT = Kernel(pieces_of_tokens, _leave_out)
-"""``ids[token] = -1`` of tokens of one of two kinds: those whose id is listed or negative, and the
-others.
-
-Operands: address of the number of tokens; top_k; ids [tokens, top_k] int64, experts; the id of each
-token, [tokens] int64; the listed ids, int64; their number; 1 if the listed ones stay, 0 if the
-others do.
+Operands (addresses; strides in bytes): address of the number of tokens; logits [tokens, experts]
+float32 and their stride; the number of experts; top_k; ids [tokens, top_k] int64, in ascending
+order; weights [tokens, top_k] float32; token ids, int64 [tokens], of which negative ones count as
+0; the experts of each id, [vocabulary, top_k] float32; the factor of the weights, a number from
+`word_of_float`; what is added to a sum, likewise.
 """

@@ -46,11 +46,12 @@ def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
 
 def activate_bounded(x: Tensor, name: str, bound: float) -> Tensor:
     """Returns ``min(f(gate), bound) * min(max(up, -bound), bound)``, or with "silu_shifted"
-    ``g * sigmoid(1.702 * g) * (min(max(up, -bound), bound) + 1)`` with ``g = min(gate, bound)``.
+    ``g * sigmoid(1.702 * g) * (min(max(up, -bound), bound) + 1)`` with ``g = min(gate, bound)``,
+    with "silu_clamped" ``silu(g) * min(max(up, -bound), bound)``.
 
     Args:
         x: [..., 2 * dim], gates and ups side by side.
-        name: see `activate`; or "silu_shifted".
+        name: see `activate`; or "silu_shifted" or "silu_clamped".
         bound: the bound, above 0.
 
     Returns:
@@ -61,6 +62,8 @@ def activate_bounded(x: Tensor, name: str, bound: float) -> Tensor:
     if name == "silu_shifted":
         gate = gate.clamp(max=bound)
         return (up + 1) * gate * torch.sigmoid(_SLOPE * gate)
+    if name == "silu_clamped":
+        return F.silu(gate.clamp(max=bound)) * up
     return _FUNCTIONS[name](gate).clamp(max=bound) * up
 
 

@@ -20,6 +20,8 @@ from shmllm.models.checkpoint_formats.stored import StoredMatrix
 FLOATS = ("F16", "BF16", "F32")
 """The dtypes of scales, as safetensors files name them."""
 FLOAT8 = "F8_E4M3"
+POWER = "F8_E8M0"
+"""The dtype of scales that are powers of two, a byte each."""
 _NO_POWER = 255
 
 
@@ -103,14 +105,16 @@ class Components:
 
     def scales(self, part: str, shape: Sequence[int | None] | None = None) -> Tensor:
         """Reads a tensor of scales, which must be finite."""
-        scales = self.tensor(part, FLOATS, shape)
+        scales = self.tensor(part, (*FLOATS, POWER), shape)
+        if self.header(part, (*FLOATS, POWER)).dtype == POWER:
+            scales = scales.float()
         if not scales.isfinite().all():
             raise self.error(part, "has scales that are not finite")
         return scales
 
     def powers(self, part: str, shape: Sequence[int | None]) -> Tensor:
         """Reads scales that are powers of two, uint8, each by 127 more than the power."""
-        powers = self.tensor(part, ("U8",), shape)
+        powers = self.tensor(part, ("U8", POWER), shape).view(torch.uint8)
         if bool((powers == _NO_POWER).any()):
             raise self.error(part, "has scales that are not finite")
         return powers
@@ -133,9 +137,11 @@ class Method(ABC):
         components: the ends of the names of tensors that belong to a weight, or that are not
             weights: none of them is read by itself.
         weight: the end of a weight's name.
+        beside: further such ends, which belong to a weight if there is one beside that has numbers.
     """
 
     components: tuple[str, ...]
+    beside: tuple[str, ...] = ()
     weight: str = ".weight"
 
     @abstractmethod

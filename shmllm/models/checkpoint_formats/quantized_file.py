@@ -82,9 +82,18 @@ class QuantizedFile:
         plain = self._file.shapes()
         found = {}
         for name, shape in plain.items():
-            if not name.endswith(self._method.components) and name not in stored:
+            if not self._is_component(name) and name not in stored:
                 found[name] = shape
         return found | {name: self._method.shape(self._parts(name)) for name in stored}
+
+    def _is_component(self, name: str) -> bool:
+        """Whether a tensor belongs to a weight and is not its main component."""
+        if name.endswith(self._method.components):
+            return True
+        weights = [name.removesuffix(end) for end in self._method.beside if name.endswith(end)]
+        beside = [f"{module}{self._method.weight}" for module in weights]
+        headers = [(self._headers.all.get(weight), weight) for weight in beside]
+        return any(each and self._method.main(each.dtype, weight) for each, weight in headers)
 
     def check(self, name: str) -> None:
         if name not in self._weights:

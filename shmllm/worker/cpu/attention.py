@@ -64,24 +64,24 @@ def requests_of_groups(
     }
 
 
-def chosen_requests(inputs: CpuInputs, division: Division, chosen: Tensor) -> LongArray:
-    """Return the words of a step's tokens as requests, whose contexts are what was chosen.
+def listed_requests(inputs: CpuInputs, division: Division, lists: Tensor) -> LongArray:
+    """Return the words of a step's tokens as requests, whose contexts are lists.
 
     Args:
         inputs: the inputs that the kernels read.
         division: that of the attention.
-        chosen: int32 [max_tokens, entries], the entries of each choice of a token side by side.
+        lists: int32 [max_tokens, entries], the entries of all lists of a token side by side.
     """
-    assert division.chosen is not None, "the layer has an indexer"
-    entries = chosen.shape[1] // division.chosen.num_heads
+    assert division.listed is not None, "tokens attend to lists"
+    entries = lists.shape[1] // division.listed.num_heads
     tiles, splits = (words.ctypes.data for words in inputs.pieces[division])
     return request_words(
         inputs.token_indices.ctypes.data,
         inputs.token_counts.ctypes.data,
-        inputs.chosen_lens.ctypes.data,
+        inputs.listed_lens[division].ctypes.data,
         inputs.token_indices.ctypes.data,
-        chosen.data_ptr(),
-        chosen.shape[1],
+        lists.data_ptr(),
+        lists.shape[1],
         tiles,
         splits,
         4 * entries,
@@ -215,7 +215,7 @@ class AttentionOps:
         requests = self._requests[cache.group, division]
         if spec.indexer is not None:
             assert self._buffers.chosen is not None, "the model has indexers"
-            requests = chosen_requests(self._inputs, division, self._buffers.chosen)
+            requests = listed_requests(self._inputs, division, self._buffers.chosen)
             self._heads.append(requests)
         operands = [
             self._inputs.address_of_step(division),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.entries import entry_ropes
 from shmllm.models.layers import Allocator
 from shmllm.models.widths import (
     chosen_of,
@@ -18,7 +19,9 @@ from shmllm.models.widths import (
     linear_widths,
     low_ranks,
     mixed_widths,
+    num_listed,
     num_relations,
+    query_ranks,
     read_widths,
     sets_aside,
 )
@@ -51,7 +54,7 @@ class CpuBuffers:
         hidden: [max_tokens, hidden], the first of them.
         connected: [max_tokens, streams * hidden], those that connections read, side by side, else
             empty.
-        stream_gates: [max_tokens, 2 * streams], the gates of a connection, else empty.
+        stream_gates: [max_tokens, gates], those of a connection, else empty.
         predicted: [max_tokens, hidden], what a layer reads if there are several, else empty.
         looked_up: [max_tokens, width], the embeddings of a step's tokens: `hidden` itself if they
             are as wide.
@@ -61,6 +64,10 @@ class CpuBuffers:
         normed: [max_tokens, hidden], outputs of norms.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim / 2] each.
+        window_angles: for each rotation of entries, and the number of tokens of one, the same of
+            the first tokens of windows.
+        listed: [max_tokens, keys] int64, the addresses of what each token attends to in a
+            compressed attention; empty: there is none.
         chosen: [max_tokens, entries] int32, the slots that an indexer chose for each token, or the
             blocks for each of its heads; None: there is none.
         experts: for each mixture of experts, its buffers.
@@ -114,7 +121,9 @@ class CpuBuffers:
         self.streams = allocate((config.num_streams, max_tokens, hidden), torch.float32)
         self.hidden, self.normed = self.streams[0], buffer(max_tokens, hidden)
         self.connected = buffer(max_tokens, config.connected_width)
-        self.stream_gates = buffer(max_tokens, 2 * config.connected_width // hidden)
+        connections = config.connections
+        num_gates = 0 if connections is None else connections.num_gates
+        self.stream_gates = buffer(max_tokens, num_gates)
         self.predicted = buffer(max_tokens if config.altup is not None else 0, hidden)
         self._attended = {width: buffer(max_tokens, width) for width in mixed_widths(config)}
         self._low_ranks = {width: buffer(max_tokens, width) for width in low_ranks(config)}
@@ -122,6 +131,7 @@ class CpuBuffers:
             width: buffer(max_tokens, width)
             for width in {each.latent_width for each in config.latent_attentions}
         }
+        self.listed = allocate((max_tokens, num_listed(config)), torch.int64)
         self.chosen: Tensor | None = None
         if (chosen := chosen_of(config)) is not None:
             most = chosen.num_heads * chosen.entries(block_size)
@@ -131,6 +141,10 @@ class CpuBuffers:
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, half), buffer(max_tokens, half))
             for rope, half in halves.items()
+        }
+        self.window_angles = {
+            (rope, rate): (buffer(max_tokens, halves[rope]), buffer(max_tokens, halves[rope]))
+            for rope, rate in entry_ropes(config)
         }
         self.sampled = buffer(max_samples, hidden)
         self.looked_up = self.hidden
@@ -152,11 +166,7 @@ class CpuBuffers:
         self.routed = allocate_routed(allocate, config, max_tokens)
         self.mambas = {spec: MambaBuffers(allocate, spec, max_tokens) for spec in config.mambas}
         self._products = {width: buffer(max_tokens, width) for width in linear_widths(config)}
-        self._unprojected = {
-            width: buffer(max_tokens, width)
-            for width in {each.query_rank for each in config.latent_attentions}
-            if width is not None
-        }
+        self._unprojected = {width: buffer(max_tokens, width) for width in query_ranks(config)}
         self._joined = {width: buffer(max_tokens, width) for width in joined_widths(config)}
         self.aside = buffer(max_tokens if sets_aside(config) else 0, hidden)
         self.given = buffer(max_tokens if config.drafting is not None else 0, hidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import NamedTuple
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import KVHeads
+from shmllm.models.entries import layer_entries
+from shmllm.models.kv_heads import KVHeads
 from shmllm.worker.arena import ALIGNMENT_BYTES, Arena
 from shmllm.worker.memory import CacheShape
 from shmllm_kernels.cpu.cache_layout import IN_TILES, TILE_KEYS, CacheLayout, dtype_of
@@ -38,7 +40,8 @@ def layout_of(heads: KVHeads, block_size: int, stored: str) -> CacheLayout | Lat
         stored: what `stored_as` returned; latents are stored as a dtype.
     """
     if not heads.value_dim:
-        return LatentLayout(heads.key_dim, block_size, dtype_of(stored), heads.index_dim)
+        rows = 1 << (-(-block_size // heads.rate) - 1).bit_length()
+        return LatentLayout(heads.key_dim, rows, dtype_of(stored), heads.index_dim)
     widths = heads.value_dim, heads.index_dim
     return CacheLayout(heads.count, heads.key_dim, block_size, stored, *widths)
 
@@ -92,6 +95,7 @@ class CpuKVCache:
         layers: for each layer with attention its keys and values, zeroed. Layers of different
             groups use the same memory, in blocks of their own. A layer that has no keys and values
             of its own has those of the layer that it reads.
+        entries: for each layer with a compressed attention that has entries these, likewise.
         states: for each layer with a state its buffer, [num_states, state_bytes] uint8.
         interval: the number of tokens of a block of states; 0: there are none.
         state_group: the index of the group of states; 0: there is none.
@@ -111,7 +115,7 @@ class CpuKVCache:
         size = (num_blocks, shape.buffer_bytes)
         self._shape = shape
         self._buffers = [arena.allocate(size, torch.uint8) for _ in range(shape.num_buffers)]
-        self.layers = self._layers_of(model, 0)
+        self.layers, self.entries = self._layers_of(model, 0), self._entries_of(model, 0)
         self.states: dict[int, Tensor] = {
             layer: arena.allocate((num_states, shape.state_bytes), torch.uint8)
             for layer in shape.state_layers
@@ -134,6 +138,7 @@ class CpuKVCache:
         in the groups."""
         view = copy(self)
         view.layers = self._layers_of(model, first)
+        view.entries = self._entries_of(model, first)
         return view
 
     def own_layers(self, model: ModelConfig) -> dict[int, Tensor]:
@@ -145,16 +150,24 @@ class CpuKVCache:
         }
 
     def _layers_of(self, model: ModelConfig, first: int) -> dict[int, LayerCache]:
+        layers = self._parts(model.layer_kv, first)
+        for layer, source in model.kv_sources.items():
+            layers[layer] = layers[source]
+        return layers
+
+    def _entries_of(self, model: ModelConfig, first: int) -> dict[int, LayerCache]:
+        return self._parts(layer_entries(model), first + len(model.layer_kv))
+
+    def _parts(self, every: Sequence[KVHeads | None], first: int) -> dict[int, LayerCache]:
+        """Return what is stored of some layers, which are those from index `first` on."""
         shape, layers, places = self._shape, {}, self._shape.places
-        for layer, heads in enumerate(model.layer_kv):
+        for layer, heads in enumerate(every):
             if heads is not None:
                 group, buffer, part = places[first + layer]
                 layout = layout_of(heads, shape.block_size, self.stored)
                 begin = part * layout.block_bytes
                 blocks = self._buffers[buffer][:, begin : begin + layout.block_bytes]
                 layers[layer] = LayerCache(group, blocks, layout)
-        for layer, source in model.kv_sources.items():
-            layers[layer] = layers[source]
         return layers
 
     def copy_state(self, source: int, target: int) -> None:

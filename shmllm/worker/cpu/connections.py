@@ -19,7 +19,7 @@ class ConnectionOps:
         products: records matrix products there.
         num_tokens: the address of an int64, the number of tokens.
         streams: [max_tokens, streams * hidden], the streams of a token side by side.
-        gates: [max_tokens, 2 * streams], the gates of a connection.
+        gates: [max_tokens, gates], those of a connection.
         folded: [max_tokens, hidden], the buffer of sums of streams.
     """
 
@@ -57,13 +57,16 @@ class ConnectionOps:
         numbers = [word_of_float(each) for each in (spec.norm_eps, spec.magnitude, spec.eps)]
         weights = [len(bias), scale.data_ptr(), bias.data_ptr(), self._folded.data_ptr()]
         self._kernels.record(
-            FOLD, [*self._operands(spec.num_streams), *weights, *numbers], label="fold"
+            FOLD,
+            [*self._operands(spec.num_streams), *weights, *numbers, spec.iterations],
+            label="fold",
         )
         return self._folded
 
     def spread(self, x: Tensor, connection: Connection) -> None:
         """Record `Ops.spread`."""
-        operands = [*self._operands(connection.spec.num_streams), x.data_ptr()]
+        spec = connection.spec
+        operands = [*self._operands(spec.num_streams), x.data_ptr(), int(spec.iterations > 0)]
         self._kernels.record(SPREAD, operands, label="spread")
 
     def _operands(self, num_streams: int) -> list[int]:

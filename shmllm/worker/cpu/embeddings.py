@@ -1,4 +1,4 @@
-"""Records the lookup of a step's tokens in a kernel program."""
+"""Records the lookup of a step's tokens, and copies of rows, in a kernel program."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from torch import Tensor
 
 from shmllm.models.layers import TokenEmbedding
 from shmllm.models.quantized import QuantizedMatrix
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm.worker.cpu.products import kind_of, weights_of
 from shmllm_kernels.cpu import KernelProgram, word_of_float
-from shmllm_kernels.cpu.rows import EMBED, EMBED_PACKED
+from shmllm_kernels.cpu.rows import EMBED, EMBED_PACKED, GATHER
 
 
 def record_lookup(
@@ -43,3 +44,19 @@ def record_lookup(
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
+
+
+def record_gather(
+    program: KernelProgram, num_rows: int, indices: LongArray, source: Tensor, out: Tensor
+) -> None:
+    """Record ``out[row] = source[indices[row]]``.
+
+    Args:
+        program: the program to record in.
+        num_rows: the address of an int64, the number of rows to copy.
+        indices: (rows,) int64.
+        source: [tokens, width] float32.
+        out: [rows, width] float32.
+    """
+    addresses = [indices.ctypes.data, source.data_ptr(), out.data_ptr()]
+    program.record(GATHER, [num_rows, *addresses, out.shape[1]], label="gather")

@@ -18,6 +18,7 @@ from shmllm.worker.cpu.product_kernels import Kinds
 from shmllm.worker.cpu.products import Products, kind_of, weights_of
 from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import KernelProgram, expert_tiles, word_of_float
+from shmllm_kernels.cpu.chosen_experts import LEAVE_OUT, REPORT, SCALE_CHOSEN, TAKE_IDENTITIES
 from shmllm_kernels.cpu.expert_tiles import num_rounded_rows
 from shmllm_kernels.cpu.experts import (
     ADAPTED_DOWN,
@@ -30,15 +31,13 @@ from shmllm_kernels.cpu.experts import (
 from shmllm_kernels.cpu.group_rounding import GROUPINGS
 from shmllm_kernels.cpu.pairs import BLOCK_WORDS, COMBINE, SORT, SORT_LISTED, max_blocks
 from shmllm_kernels.cpu.routing import (
-    LEAVE_OUT,
     MIXER,
-    REPORT,
     ROUTE,
-    SCALE_CHOSEN,
+    ROUTE_BY_TOKEN,
     SIGMOID,
     SIGMOID_OF_TOP,
     SOFTMAX,
-    TAKE_IDENTITIES,
+    SQRT_SOFTPLUS,
 )
 from shmllm_kernels.cpu.tile_rounding import row_bytes
 
@@ -46,6 +45,7 @@ _SCORES = {
     "softmax": SOFTMAX,
     "softmax_of_top": SOFTMAX,
     "sigmoid": SIGMOID,
+    "sqrt_softplus": SQRT_SOFTPLUS,
     "sigmoid_of_top": SIGMOID_OF_TOP,
     "mixer": MIXER,
 }
@@ -155,24 +155,25 @@ class ExpertOps:
             return self._buffers[moe.spec].identities
         return moe.added_rows(num_tokens)
 
-    def route(self, x: Tensor, moe: MoE) -> Routing:
-        """Record the choice of experts by the logits in `logits`.
+    def route(self, x: Tensor, moe: MoE, token_ids: int) -> Routing:
+        """Record the choice of experts by the logits in `logits`, or by the ids of tokens.
 
         Args:
             x: [tokens, width], what the experts read.
             moe: the mixture.
+            token_ids: the address of the step's tokens, int64.
         """
         spec, buffers = moe.spec, self._buffers[moe.spec]
-        source = [buffers.logits.data_ptr(), 4 * buffers.logits.shape[1]]
-        numbers = [spec.num_choices, spec.top_k, int(spec.divides_by_all)]
         out = [buffers.ids.data_ptr(), buffers.weights.data_ptr()]
-        extra = [0 if each is None else each.data_ptr() for each in (buffers.ranks, moe.correction)]
-        groups = [spec.num_groups, spec.top_groups, spec.best_of_group]
-        kernel = ROUTE[_SCORES[spec.scoring]]
-        last = spec.mixer_limit if spec.scoring == "mixer" else spec.total_eps
-        factors = map(word_of_float, (spec.weight_scale, last))
-        operands = [*source, *numbers, *out, *extra, *groups, *factors]
-        self._kernels.record(kernel, [self._num_tokens, *operands], label="route")
+        if moe.table is None:
+            self._record_choice(moe, out)
+        else:
+            source = [buffers.logits.data_ptr(), 4 * buffers.logits.shape[1]]
+            numbers = [spec.num_experts, spec.top_k, *out, token_ids, moe.table.data_ptr()]
+            factors = map(word_of_float, (spec.weight_scale, spec.total_eps))
+            operands = [self._num_tokens, *source, *numbers, *factors]
+            kernel = ROUTE_BY_TOKEN[_SCORES[spec.scoring]]
+            self._kernels.record(kernel, operands, label="route_by_token")
         if moe.scale is not None:
             operands = [self._num_tokens, spec.top_k, *out, moe.scale.data_ptr()]
             kernel = SCALE_CHOSEN[kind_of(moe.scale)]
@@ -198,6 +199,19 @@ class ExpertOps:
             len(listed), int(kind.are_listed),
         ]  # fmt: skip
         self._kernels.record(LEAVE_OUT, operands, keep=[listed], label="leave_out")
+
+    def _record_choice(self, moe: MoE, out: Sequence[int]) -> None:
+        """Record the choice of experts by logits. out: the addresses of ids and weights."""
+        spec, buffers = moe.spec, self._buffers[moe.spec]
+        source = [buffers.logits.data_ptr(), 4 * buffers.logits.shape[1]]
+        numbers = [spec.num_choices, spec.top_k, int(spec.divides_by_all)]
+        extra = [0 if each is None else each.data_ptr() for each in (buffers.ranks, moe.correction)]
+        groups = [spec.num_groups, spec.top_groups, spec.best_of_group]
+        kernel = ROUTE[_SCORES[spec.scoring]]
+        last = spec.mixer_limit if spec.scoring == "mixer" else spec.total_eps
+        factors = map(word_of_float, (spec.weight_scale, last))
+        operands = [*source, *numbers, *out, *extra, *groups, *factors]
+        self._kernels.record(kernel, [self._num_tokens, *operands], label="route")
 
     def _record_report(self, out: Tensor, top_k: int, ids: Tensor) -> None:
         """Record a copy of a choice, [max_tokens, top_k]."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shmllm.models.indexer_specs import Chosen
-from shmllm.models.mixer_specs import Ahead, AttentionSpec, LatentAttentionSpec
+from shmllm.models.mixer_specs import Ahead, AnyAttention, AttentionSpec, LatentAttentionSpec
 from shmllm.worker.arrays import LongArray
 from shmllm.worker.group import Alone, SharedArrays
 from shmllm.worker.step_inputs import StepInputs
@@ -24,25 +24,58 @@ MOST_SPLIT_TOKENS = 16
 all threads busy, and each split has a state in memory."""
 
 
+class Listed(NamedTuple):
+    """How many keys a list of a token has.
+
+    window: the most of those that end with its own.
+    rate: the number of tokens of one of the others, of which none stands for a token behind its
+        own; 0: there are no others.
+    top_k: the most of these; None: all.
+    """
+
+    window: int
+    rate: int
+    top_k: int | None
+
+    @property
+    def num_heads(self) -> int:
+        """The number of lists of a token."""
+        return 1
+
+    def lens(self, positions: LongArray) -> LongArray:
+        """Return the number of keys of tokens with these positions."""
+        lens = np.minimum(positions + 1, self.window)
+        if self.rate:
+            others = (positions + 1) // self.rate
+            lens += others if self.top_k is None else np.minimum(others, self.top_k)
+        return lens
+
+
 class Division(NamedTuple):
     """How the attention of a layer is divided into pieces of work.
 
     heads_per_kv: the number of query heads that share a key-value head.
     split_keys: the number of positions in a split.
-    chosen: that of the attention; unless it is None, each token is a request of its own, whose
-        context is what was chosen for it.
+    listed: unless it is None, each token is a request of its own, whose context is a list, or what
+        an indexer chose for it.
     """
 
     heads_per_kv: int
     split_keys: int
-    chosen: Chosen | None = None
+    listed: Listed | Chosen | None = None
 
     @classmethod
-    def of(cls, spec: AttentionSpec | LatentAttentionSpec) -> Division:
+    def of(cls, spec: AnyAttention) -> Division:
         """Return that of a layer."""
+        if isinstance(spec, AttentionSpec):
+            return cls(spec.num_heads // spec.num_kv_heads, SPLIT_KEYS, spec.chosen)
         if isinstance(spec, LatentAttentionSpec):
             return cls(spec.num_heads, latent_attention.SPLIT_KEYS, spec.chosen)
-        return cls(spec.num_heads // spec.num_kv_heads, SPLIT_KEYS, spec.chosen)
+        compression, indexer = spec.compression, spec.indexer
+        rate = 0 if compression is None else compression.rate
+        top_k = None if indexer is None else indexer.top_k
+        listed = Listed(spec.window, rate, top_k)
+        return cls(spec.num_heads, latent_attention.SPLIT_KEYS, listed)
 
 
 class CpuInputs:
@@ -59,6 +92,7 @@ class CpuInputs:
         aheads: the different values of `AttentionSpec.ahead`.
         num_axes: the number of axes of the positions by which queries and keys are rotated; 0: a
             position is one number.
+        rates: the different values of `CompressionSpec.rate`.
 
     Attributes:
         token_ids, positions, token_types: (max_tokens,) int64, as in `StepInputs`. A negative token
@@ -69,10 +103,12 @@ class CpuInputs:
         sample_tokens: (max_samples,) int64, likewise.
         pieces: for each of `divisions` the tiles and splits, int64, one more than requests, see
             `count_pieces`.
-        chosen_lens: (max_tokens,) int64, how many keys each token attends to where an indexer
-            chooses them.
+        listed_lens: for each of `divisions` that has lists how many keys those of tokens have,
+            (max_tokens,) int64.
         token_indices, token_counts: (max_tokens,) int64, `first_tokens` and `counts` of tokens
             that are requests of their own.
+        window_starts: for each of `rates` the position of the first token of the window that a
+            token is the last one of, (max_tokens,) int64; 0 if it is none.
     """
 
     def __init__(
@@ -85,6 +121,7 @@ class CpuInputs:
         memory: SharedArrays | None = None,
         aheads: Collection[Ahead] = (0,),
         num_axes: int = 0,
+        rates: Collection[int] = (),
     ) -> None:
         self._memory = memory or Alone()
         words = self._memory.array
@@ -105,7 +142,7 @@ class CpuInputs:
         self.sample_tokens = words("sample_tokens", max_samples or max_requests)
         self._state_copies = words("state_copies", 2 * max_requests, 2)
         sizes = {
-            division: 1 + (max_requests if division.chosen is None else max_tokens)
+            division: 1 + (max_requests if division.listed is None else max_tokens)
             for division in divisions
         }
         self.pieces = {
@@ -113,9 +150,14 @@ class CpuInputs:
             for division, size in sizes.items()
         }
         self._step_of_tokens = words("tokens, and as many requests", 2)
-        self.chosen_lens = words("numbers of chosen tokens", max_tokens)
+        self.listed_lens = {
+            division: words(f"numbers of keys of {division}", max_tokens)
+            for division in divisions
+            if division.listed is not None
+        }
         self.token_indices = np.arange(max_tokens)
         self.token_counts = np.ones_like(self.token_indices)
+        self.window_starts = {rate: words(f"starts of {rate}", max_tokens) for rate in rates}
 
     @property
     def state_copies(self) -> list[tuple[int, int]]:
@@ -144,7 +186,7 @@ class CpuInputs:
 
     def address_of_step(self, division: Division) -> int:
         """Return the address of two int64: the number of tokens and the number of requests."""
-        step = self._counts if division.chosen is None else self._step_of_tokens
+        step = self._counts if division.listed is None else self._step_of_tokens
         return int(step.ctypes.data)
 
     def address_of_ends(self, ahead: Ahead) -> int:
@@ -173,13 +215,13 @@ class CpuInputs:
         self.context_lens[:num_requests] = inputs.context_lens
         self.sample_tokens[:num_samples] = inputs.sample_tokens
         self._step_of_tokens[:] = num_tokens
+        for rate, starts in self.window_starts.items():
+            starts[:num_tokens] = np.maximum(inputs.positions + 1 - rate, 0)
         for division, pieces in self.pieces.items():
             counts, lens, split_keys = inputs.counts, inputs.context_lens, division.split_keys
-            if division.chosen is not None:
-                _, top_k, size = division.chosen
-                skipped = np.maximum(inputs.positions // size + 1 - top_k, 0)
-                lens = inputs.positions + 1 - skipped * size
-                self.chosen_lens[:num_tokens], counts = lens, np.ones_like(lens)
+            if division.listed is not None:
+                lens = division.listed.lens(inputs.positions)
+                self.listed_lens[division][:num_tokens], counts = lens, np.ones_like(lens)
                 if num_tokens > MOST_SPLIT_TOKENS:
-                    split_keys = top_k * size
+                    split_keys = int(lens.max())
             count_pieces(counts, lens, division.heads_per_kv, *pieces, split_keys)

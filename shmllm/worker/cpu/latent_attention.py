@@ -13,7 +13,7 @@ from shmllm.models.layer_specs import LayerSpec
 from shmllm.models.layers import Linear
 from shmllm.models.mixer_specs import LatentAttentionSpec
 from shmllm.worker.arrays import LongArray
-from shmllm.worker.cpu.attention import chosen_requests, record_growth
+from shmllm.worker.cpu.attention import listed_requests, record_growth
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache, latent_layout
 from shmllm.worker.cpu.inputs import CpuInputs, Division
@@ -25,12 +25,35 @@ from shmllm_kernels.cpu.indexer import scratch_bytes as index_scratch_bytes
 from shmllm_kernels.cpu.latent_attention import (
     ATTEND_LATENTS,
     MERGE_LATENTS,
+    Entries,
     scratch_bytes,
     size_words,
     split_states_bytes,
 )
 from shmllm_kernels.cpu.latents import ROTATE, STORE_LATENTS
 from shmllm_kernels.cpu.row_factors import GATE
+
+
+def record_heads(
+    program: KernelProgram,
+    products: Products,
+    num_tokens: int,
+    x: Tensor,
+    width: int,
+    weight: Tensor,
+    out: Tensor,
+) -> None:
+    """Record ``out[:, head] = x[:, head] @ weight[head].T``; a head has ``width`` columns of x
+    [tokens, columns], at least as many as the weight has."""
+    heads, columns, k = weight.shape
+    x_kind, kind, _ = products.kinds(weight, is_grouped=True)
+    address, stride = products.activations(num_tokens, x, x_kind)
+    itemsize = 4 if x_kind == "float32" else 2
+    source = [address, stride, itemsize * width]
+    target = [out.data_ptr(), 4 * out.shape[1], 4 * columns]
+    operands = [*source, *target, weight.data_ptr(), heads, columns, k]
+    label = f"multiply {heads}x{columns}x{k}"
+    program.record(MULTIPLY_HEADS[x_kind, kind], [num_tokens, *operands], label=label)
 
 
 class LatentAttentionOps:
@@ -107,6 +130,7 @@ class LatentAttentionOps:
             norm.weight.data_ptr(), word_of_float(norm.spec.eps),
             self._inputs.slot_mapping[cache.group].ctypes.data, cache.blocks.data_ptr(),
             layout.row_bytes, layout.block_size.bit_length() - 1, cache.blocks.stride(0),
+            spec.key_dim,
         ]  # fmt: skip
         kernel = STORE_LATENTS[layout.stored, kind_of(norm.weight)]
         self._program.record(kernel, [self._num_tokens, *operands], label="store_latents")
@@ -183,9 +207,10 @@ class LatentAttentionOps:
         division = Division.of(spec)
         requests, is_chosen = self._requests[cache.group, division], spec.indexer is not None
         if is_chosen:
-            requests = chosen_requests(self._inputs, division, self._chosen)
+            requests = listed_requests(self._inputs, division, self._chosen)
         widths = spec.num_heads, spec.rank
-        sizes = size_words(layout, *widths, spec.scale, blocks.stride(0), is_chosen)
+        entries: Entries = "slots" if is_chosen else "blocks"
+        sizes = size_words(layout, *widths, spec.scale, blocks.stride(0), entries)
         rows = [latents.data_ptr(), 4 * latents.shape[1]]
         operands = [
             self._inputs.address_of_step(division), requests.ctypes.data,
@@ -198,18 +223,7 @@ class LatentAttentionOps:
         self._program.record(MERGE_LATENTS, operands, label="merge_latents")
 
     def _multiply(self, x: Tensor, width: int, weight: Tensor, out: Tensor) -> None:
-        """Record ``out[:, head] = x[:, head] @ weight[head].T``; a head has ``width`` columns of x
-        [tokens, columns], at least as many as the weight has."""
-        heads, columns, k = weight.shape
-        x_kind, kind, _ = self._products.kinds(weight, is_grouped=True)
-        address, stride = self._products.activations(self._num_tokens, x, x_kind)
-        itemsize = 4 if x_kind == "float32" else 2
-        source = [address, stride, itemsize * width]
-        target = [out.data_ptr(), 4 * out.shape[1], 4 * columns]
-        operands = [*source, *target, weight.data_ptr(), heads, columns, k]
-        kernel = MULTIPLY_HEADS[x_kind, kind]
-        label = f"multiply {heads}x{columns}x{k}"
-        self._program.record(kernel, [self._num_tokens, *operands], label=label)
+        record_heads(self._program, self._products, self._num_tokens, x, width, weight, out)
 
     def _rotation(self, spec: LatentAttentionSpec) -> list[int]:
         """Return the number of pairs, whether they are neighbours, cosines and sines."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shmllm.models.altup import AltUpLayer
 from shmllm.models.attention import AttentionHeads
+from shmllm.models.compressed_attention import CompressedAttention
 from shmllm.models.config import ModelConfig
 from shmllm.models.connections import Connection
 from shmllm.models.delta_net import DeltaNet
@@ -26,11 +27,12 @@ from shmllm.models.mlp import MLP
 from shmllm.models.per_layer import LayerInput, PerLayerInputs
 from shmllm.models.routing import Routing
 from shmllm.models.short_convolution import ShortConvolution
-from shmllm.worker.arrays import IntArray, LongArray
+from shmllm.worker.arrays import IntArray
 from shmllm.worker.cpu.altup import AltUpOps
 from shmllm.worker.cpu.attention import AttentionOps, requests_of_groups
 from shmllm.worker.cpu.buffers import CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.compressed_attention import CompressedAttentionOps
 from shmllm.worker.cpu.connections import ConnectionOps
 from shmllm.worker.cpu.delta_net import DeltaNetOps
 from shmllm.worker.cpu.embeddings import record_lookup
@@ -51,29 +53,13 @@ from shmllm.worker.group import Alone
 from shmllm_kernels.cpu import Kernel, KernelProgram, word_of_float
 from shmllm_kernels.cpu.bounded_activation import ACTIVATE_BOUNDED
 from shmllm_kernels.cpu.norms import ADD, SCALE, SCALE_COLUMNS
-from shmllm_kernels.cpu.rows import ACTIVATE, CLIP, GATHER, PLACE
+from shmllm_kernels.cpu.rows import ACTIVATE, CLIP, PLACE
 from shmllm_kernels.cpu.sparse_activation import ACTIVATE_SPARSE
 from shmllm_kernels.cpu.xielu import XIELU
 
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def record_gather(
-    program: KernelProgram, num_rows: int, indices: LongArray, source: Tensor, out: Tensor
-) -> None:
-    """Record ``out[row] = source[indices[row]]``.
-
-    Args:
-        program: the program to record in.
-        num_rows: the address of an int64, the number of rows to copy.
-        indices: (rows,) int64.
-        source: [tokens, width] float32.
-        out: [rows, width] float32.
-    """
-    addresses = [indices.ctypes.data, source.data_ptr(), out.data_ptr()]
-    program.record(GATHER, [num_rows, *addresses, out.shape[1]], label="gather")
 
 
 class CpuOps:
@@ -137,8 +123,14 @@ class CpuOps:
             program, products, self._num_tokens, buffers.connected, buffers.stream_gates,
             buffers.hidden,
         )  # fmt: skip
+        self._compressed = CompressedAttentionOps(
+            program, products, config, buffers, inputs, cache, requests
+        )
         for rope in config.ropes:
             record_rope_tables(program, inputs, self._num_tokens, rope, buffers.angles[rope])
+        for (rope, rate), angles in buffers.window_angles.items():
+            starts = inputs.window_starts[rate]
+            record_rope_tables(program, inputs, self._num_tokens, rope, angles, starts)
 
     def embed(self, embedding: TokenEmbedding) -> Tensor:
         out = self._buffers.embeds
@@ -297,6 +289,20 @@ class CpuOps:
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self._latents.attend(query, attention)
 
+    def store_keys(self, x: Tensor, attention: CompressedAttention) -> None:
+        self._compressed.store_keys(x, attention)
+
+    def compress(self, x: Tensor, attention: CompressedAttention) -> None:
+        self._compressed.compress(x, attention)
+
+    def list_keys(self, x: Tensor, latent: Tensor, attention: CompressedAttention) -> None:
+        self._compressed.list_keys(x, latent, attention, self.linear)
+
+    def attend_to_lists(self, query: Tensor, attention: CompressedAttention) -> Tensor:
+        out = self._buffers.attended(attention.spec.width)
+        self._compressed.attend(query, attention, out)
+        return out
+
     def open_heads(self, x: Tensor, gates: Tensor) -> Tensor:
         self._latents.open_heads(x, gates)
         return x
@@ -361,7 +367,10 @@ class CpuOps:
             deviations = word_of_float(spec.deviations)
             self._record(f"sparse_{label}", ACTIVATE_SPARSE[spec.activation], *operands, deviations)
         elif spec.bound is not None:
-            bound, kernel = word_of_float(spec.bound), ACTIVATE_BOUNDED[spec.activation]
+            bound, kernel = (
+                word_of_float(spec.bound),
+                ACTIVATE_BOUNDED[spec.activation],
+            )
             self._record(f"bounded_{label}", kernel, *operands, bound)
         else:
             self._record(label, ACTIVATE[spec.activation, spec.gated], *operands)
@@ -371,7 +380,7 @@ class CpuOps:
         self._products.record(self._num_tokens, x, moe.router, logits, is_exact=True)
         if self._lora is not None:
             self._lora.record(self._kernels, x, moe.router, logits)
-        return self._experts.route(x, moe)
+        return self._experts.route(x, moe, int(self._inputs.token_ids.ctypes.data))
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
         experts = self._experts

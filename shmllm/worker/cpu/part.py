@@ -9,7 +9,9 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.errors import EngineStartError
+from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.entries import stored_kv
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.arena import HostArena
@@ -35,6 +37,13 @@ from shmllm.worker.draft_loading import draft_config, load_draft
 from shmllm.worker.group import Group
 from shmllm.worker.loading import LoadedModel, Progress, load_model
 from shmllm.worker.memory import CacheShape, CacheSize
+
+
+def _named_blocks(name: str, cache: CpuKVCache, model: ModelConfig) -> dict[str, torch.Tensor]:
+    """Return the blocks of the layers of one model, by name."""
+    blocks = {f"{name}.layers.{i}": each for i, each in cache.own_layers(model).items()}
+    entries = cache.entries.items()
+    return blocks | {f"{name}.layers.{i}.entries": each.blocks for i, each in entries}
 
 
 class CpuPart:
@@ -181,13 +190,12 @@ class CpuPart:
 
     def layers_by_name(self) -> dict[str, torch.Tensor]:
         """Return the blocks, [num_blocks, block_bytes] uint8, of each layer with keys and values of
-        its own; first those of the model."""
+        its own, and of its entries; first those of the model."""
         model = self.loaded.config
-        found = {f"model.layers.{i}": each for i, each in self.cache.own_layers(model).items()}
+        found = _named_blocks("model", self.cache, model)
         if self.draft is not None:
-            view = self.cache.of_draft(self.draft.config, len(model.layer_kv))
-            drafting = view.own_layers(self.draft.config)
-            found |= {f"draft.layers.{i}": each for i, each in drafting.items()}
+            view = self.cache.of_draft(self.draft.config, len(stored_kv(model)))
+            found |= _named_blocks("draft", view, self.draft.config)
         return found
 
     def copy_states(self, inputs: CpuInputs) -> None:

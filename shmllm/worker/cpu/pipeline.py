@@ -16,15 +16,17 @@ import numpy.typing as npt
 from torch import Tensor
 
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.entries import entry_ropes
 from shmllm.models.rope_config import count_axes
 from shmllm.worker.arrays import IntArray
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.embeddings import record_gather
 from shmllm.worker.cpu.group import Link
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.logits_ops import CpuLogitsOps
-from shmllm.worker.cpu.ops import CpuOps, record_gather
+from shmllm.worker.cpu.ops import CpuOps
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.group import Group, Kind
 from shmllm.worker.loaded_runner import Observe
@@ -87,7 +89,7 @@ class _Slot:
         aheads = {each.ahead for each in config.attentions}
         self.inputs = CpuInputs(
             max_tokens, max_requests, divisions, cache.num_groups, max_samples, memory, aheads,
-            count_axes(config.ropes),
+            count_axes(config.ropes), {rate for _, rate in entry_ropes(config)},
         )  # fmt: skip
         self.tables: IntArray
         self.tables = memory.array("tables", *tables.block_tables.shape, dtype="int32")

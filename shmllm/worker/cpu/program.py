@@ -10,18 +10,20 @@ from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.entries import entry_ropes
 from shmllm.models.features import Feature, check_features
 from shmllm.models.rope_config import count_axes
 from shmllm.models.widths import chosen_of
 from shmllm.worker.batch import StepTables
 from shmllm.worker.cpu.buffers import SCORED_ROWS, CpuBuffers
 from shmllm.worker.cpu.cache import CpuKVCache
+from shmllm.worker.cpu.embeddings import record_gather
 from shmllm.worker.cpu.group import Meetings, played_by_all
 from shmllm.worker.cpu.inputs import CpuInputs, Division
 from shmllm.worker.cpu.instructions import activation_dtype, uses_tiles
 from shmllm.worker.cpu.logits_ops import CpuLogitsOps
 from shmllm.worker.cpu.lora import CpuLora
-from shmllm.worker.cpu.ops import CpuOps, record_gather
+from shmllm.worker.cpu.ops import CpuOps
 from shmllm.worker.cpu.products import Products
 from shmllm.worker.group import Alone, Group, Kind
 from shmllm.worker.loaded_runner import Observe
@@ -105,7 +107,7 @@ class CpuProgram:
         aheads = {each.ahead for each in model.config.attentions}
         self.inputs = CpuInputs(
             max_tokens, max_requests, divisions, cache.num_groups, batch.max_samples, group, aheads,
-            count_axes(model.config.ropes),
+            count_axes(model.config.ropes), {rate for _, rate in entry_ropes(model.config)},
         )  # fmt: skip
         self.buffers = CpuBuffers(
             model.config, max_tokens, batch.max_samples, activation_dtype, group, cache.block_size

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shmllm.models.config import RopeConfig
 from shmllm.models.rope import attention_factor, axes, inverse_frequencies
+from shmllm.worker.arrays import LongArray
 from shmllm.worker.cpu.inputs import CpuInputs
 from shmllm_kernels.cpu import KernelProgram, word_of_float
 from shmllm_kernels.cpu.rows import ROPE_TABLES
@@ -18,6 +19,7 @@ def record_rope_tables(
     num_tokens: int,
     rope: RopeConfig,
     angles: tuple[Tensor, Tensor],
+    positions: LongArray | None = None,
 ) -> None:
     """Record the tables of a rotation.
 
@@ -27,10 +29,12 @@ def record_rope_tables(
         num_tokens: the address of the number of tokens.
         rope: the rotation.
         angles: cosines and sines, each [max_tokens, rotary_dim], which it writes.
+        positions: (max_tokens,) int64; None: those of the step's tokens.
     """
     frequencies, of_pairs = inverse_frequencies(rope), np.array(axes(rope), np.int64)
     on_axes = inputs.rope_positions if rope.sections else None
-    positions = inputs.positions if on_axes is None else on_axes
+    if positions is None:
+        positions = inputs.positions if on_axes is None else on_axes
     addresses = [positions.ctypes.data, frequencies.data_ptr()]
     tables = [table.data_ptr() for table in angles]
     scale = word_of_float(attention_factor(rope))

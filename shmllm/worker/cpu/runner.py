@@ -19,6 +19,7 @@ import torch
 
 from shmllm.config.engine import EngineConfig
 from shmllm.core.plan import PromptScores, StepPlan, StepResult
+from shmllm.models.entries import stored_kv
 from shmllm.outputs.columns import Piece
 from shmllm.outputs.logprobs import TokenLogprobs
 from shmllm.plugins.kv_connector import KVConnector
@@ -212,7 +213,7 @@ class CpuRunner(LoadedRunner):
         part, loaded, num_threads = self._part, self._part.loaded, self._ranks.num_threads
         drafter: StepDrafter | None = None
         if part.draft is not None:
-            first, common = len(loaded.config.layer_kv), (self._batch, self._sampler, num_threads)
+            first, common = len(stored_kv(loaded.config)), (self._batch, self._sampler, num_threads)
             drafter, buffers = make_draft_model(
                 config, part.draft, part.cache, first, *common, part.program
             )

@@ -113,7 +113,9 @@ class AttentionLaunches:
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
         """The different heads of the model's layers."""
-        return tuple(dict.fromkeys(map(HeadShape.of, self.model.all_attentions)))
+        shapes = [HeadShape.of(each) for each in self.model.attentions]
+        shapes += [HeadShape.of(each) for each in self.model.latent_attentions]
+        return tuple(dict.fromkeys(shapes))
 
     def choose(
         self, descriptor: BatchDescriptor, max_query_len: int

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import KVHeads
+from shmllm.models.kv_heads import KVHeads
 from shmllm.worker.arena import Arena, padded_bytes
 from shmllm.worker.memory import CacheShape
 from shmllm_kernels.gpu.configs import has_heads_first

@@ -19,8 +19,8 @@ class ConnectionOps:
 
     Attributes:
         streams: [max_tokens, streams * hidden], the streams of a token side by side.
-        gates: [max_tokens, 2 * streams] float32, the gates of a connection.
-        parts: [max_tokens, parts, 2 * streams + 1] float32, scratch memory of its product.
+        gates: [max_tokens, gates] float32, those of a connection.
+        parts: [max_tokens, parts, gates + 1] float32, scratch memory of its product.
         folded: [max_tokens, hidden], the buffer of sums of streams.
     """
 
@@ -36,9 +36,8 @@ class ConnectionOps:
         """Return the operations with their buffers, or None if no stream is connected."""
         if config.connections is None:
             return None
-        rows, hidden = folded.shape
-        count = config.connections.num_streams
-        joined, num_gates = count * hidden, 2 * count
+        rows = len(folded)
+        joined, num_gates = config.connected_width, config.connections.num_gates
         return cls(
             allocate((rows, joined), folded.dtype),
             allocate((rows, num_gates), torch.float32),
@@ -58,8 +57,10 @@ class ConnectionOps:
         out, gates, streams, parts = (
             each[:num_tokens] for each in (self.folded, self.gates, self.streams, self.parts)
         )
-        numbers = GateNumbers(spec.norm_eps, spec.magnitude, spec.eps)
-        fold(out, gates, streams, parts, matrix, connection.scale, connection.bias, numbers)
+        of_added = 0.0 if spec.iterations else spec.eps
+        numbers = GateNumbers(spec.norm_eps, spec.magnitude, spec.eps, of_added)
+        weights = matrix, connection.scale, connection.bias
+        fold(out, gates, streams, parts, *weights, numbers, spec.iterations)
         return out
 
     def spread(self, x: Tensor) -> None:

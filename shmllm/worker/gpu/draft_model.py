@@ -11,6 +11,7 @@ from shmllm.config.engine import EngineConfig
 from shmllm.config.graphs import CudaGraphMode
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
+from shmllm.models.entries import stored_kv
 from shmllm.worker.arena import Arena
 from shmllm.worker.batch import SAMPLED_FOR_ROW, InputBatch
 from shmllm.worker.draft_model import DraftModel
@@ -140,7 +141,7 @@ class DraftModelResources:
             config.cache.block_size,
         )
         dispatcher = DraftDispatcher(config, requests, further, MOST_MISSED)
-        return cls(draft, len(model.layer_kv), inputs, buffers, dispatcher, device)
+        return cls(draft, len(stored_kv(model)), inputs, buffers, dispatcher, device)
 
     @property
     def buffers(self) -> Sequence[Arena]:

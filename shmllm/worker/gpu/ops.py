@@ -29,6 +29,7 @@ from shmllm.worker.gpu.activations import activate_mlp, needs_whole_product
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
+from shmllm.worker.gpu.compressed_attention import NoCompressedAttention
 from shmllm.worker.gpu.embeddings import look_up
 from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
@@ -55,7 +56,7 @@ def call_now(call: Call) -> None:
     call()
 
 
-class GpuOps(StreamLaunches):
+class GpuOps(NoCompressedAttention, StreamLaunches):
     """Launches the operations of `models.ops.Ops`. The launches' arguments depend only on the sizes
     given to `begin`, and not on the contents of the device's memory.
 

@@ -42,7 +42,12 @@ from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.latent_attention import MAX_RANK
 from shmllm_kernels.gpu.many_rows import LEAST_ROWS
 
-UNSUPPORTED = {Feature.LAYER_QK_NORM, Feature.DIVIDED_ENCODER}
+UNSUPPORTED = {
+    Feature.LAYER_QK_NORM,
+    Feature.DIVIDED_ENCODER,
+    Feature.COMPRESSED,
+    Feature.BY_TOKEN,
+}
 """What the kernels cannot compute."""
 NOT_FLOAT8 = {Feature.INDEXER}
 """What FP8 keys and values have no kernels for."""

@@ -18,6 +18,7 @@ from shmllm.errors import EngineStartError
 from shmllm.models.config import ModelConfig
 from shmllm.models.decoder import DecoderModel
 from shmllm.models.drafting_model import DraftingModel
+from shmllm.models.entries import stored_kv
 from shmllm.models.lora_targets import LoraTargets
 from shmllm.models.medusa_model import MedusaModel
 from shmllm.models.rope_config import count_axes
@@ -167,7 +168,7 @@ class StepResources:
         if draft is not None and isinstance(draft.model, MedusaModel):
             made = MedusaResources.of(config, draft.model, device)
         elif draft is not None and isinstance(draft.model, DraftingModel):
-            own = config, draft, inputs, buffers, len(model.layer_kv), max_model_len, device
+            own = config, draft, inputs, buffers, len(stored_kv(model)), max_model_len, device
             made = head_resources(*own)
         elif draft is not None:
             made = DraftModelResources.allocate(config, draft, model, inputs, device)

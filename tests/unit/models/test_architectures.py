@@ -18,7 +18,7 @@ from support.model_helpers import (
     save,
 )
 from support.pooling_models import RECIPES
-from support.reference_models import BLOCKS_CHOSEN, INDEXER, PHI4_TOWERS
+from support.reference_models import BLOCKS_CHOSEN, ENTRIES, INDEXER, PHI4_TOWERS
 from support.variants import diagonal, slow
 
 from shmllm.models.architectures import ARCHITECTURES
@@ -1106,6 +1106,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"mlp_layer_types": ["sparse", "dense", "sparse"], "final_logit_softcapping": None}
         | {"rope_parameters": {"sliding_attention": None, "full_attention": {"rope_theta": 1e3}}},
     ),
+    "deepseek-v4": ("deepseek_v4", ENTRIES | {"n_routed_experts": 6, "num_experts_per_tok": 2}),
+    "deepseek-v4-all-experts": (
+        "deepseek_v4",
+        ENTRIES
+        | {"n_routed_experts": 4, "num_experts_per_tok": 4, "index_topk": 200, "hc_mult": 3}
+        | {"rope_parameters": YARN_ROPE, "scoring_func": "sigmoid", "mlp_bias": True},
+    ),
     "longcat-flash": ("longcat_flash", LONGCAT | {"moe_topk": 4}),
     "longcat-flash-all-experts": ("longcat_flash", LONGCAT | {"moe_topk": 10}),
     "hy-v4": (
@@ -1430,6 +1437,7 @@ VARIANTS_OF_ROUTERS = {
     "hy-v3-all-experts",
     "beam-all-experts",
     "hy-v4-all-experts",
+    "deepseek-v4-all-experts",
     "mellum-all-experts",
     "hunyuan-moe-all-experts",
     "mimo-v2-flash-all-experts",
@@ -1493,6 +1501,7 @@ def test_float32_logits_equal_transformers(case: str, scale: float, tmp_path: Pa
 
 BFLOAT16 = [
     "deepseek-v32-all-experts",
+    "deepseek-v4-all-experts",
     "glm-5-all-experts",
     "laguna-all-experts",
     "aria-all-experts",

@@ -38,6 +38,7 @@ OF_DEEPSEEK = (
     "axk1",
     "axk2",
     "deepseek_v32",
+    "deepseek_v4",
     "sarvam_mla",
     "glm_moe_dsa",
     "hy_v4",

@@ -10,6 +10,7 @@ import pytest
 
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
+from shmllm.models.compressed_specs import CompressedAttentionSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.families import llama
 from shmllm.models.features import Feature, check_features, features_of
@@ -66,6 +67,20 @@ USES = {
             indexer=IndexerSpec(num_heads=2, head_dim=8, top_k=3, interleaved=False),
         )
     ),
+    Feature.COMPRESSED: of_layer(
+        mixer=CompressedAttentionSpec(
+            num_heads=8,
+            head_dim=8,
+            query_rank=12,
+            window=4,
+            rope=LAYER.mixer.rope,
+            groups=2,
+            group_rank=8,
+            norm_eps=1e-6,
+            num_positions=64,
+        )
+    ),
+    Feature.BY_TOKEN: of_layer(mlp=replace(EXPERTS, num_tokens=100)),
     Feature.DIVIDED_ENCODER: replace(of_attention(ahead=Encoded(16), source=0), shard=Shard(1, 2)),
 }
 EXPERTS = of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True))
@@ -102,6 +117,13 @@ def test_a_device_computes_all_but_a_layer_norm_of_queries_and_keys(program: Mod
     program.check_model(USES[Feature.TRANSPOSED], LoadConfig("nowhere"), "float32")
     with pytest.raises(EngineStartError, match="compute yet: LayerNorm of all queries or keys"):
         program.check_model(USES[Feature.LAYER_QK_NORM], LoadConfig("nowhere"), "float32")
+
+
+@pytest.mark.parametrize("feature", [Feature.COMPRESSED, Feature.BY_TOKEN])
+def test_a_gpu_refuses_what_only_a_cpu_computes(feature: Feature) -> None:
+    cpu.check_model(USES[feature], LoadConfig("nowhere"), "float32")
+    with pytest.raises(EngineStartError, match=f"what the GPU cannot compute yet: {feature.value}"):
+        gpu.check_model(USES[feature], LoadConfig("nowhere"), "float32")
 
 
 def test_an_option_for_another_device_or_other_weights_is_refused_before_they_are_read() -> None:

@@ -80,6 +80,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "axk2": {},
     "deepseek_v3": {},
     "deepseek_v32": {},
+    "deepseek_v4": {"num_key_value_heads": 1},
     "glm_moe_dsa": {},
     "hy_v4": {},
     "dots1": {"n_routed_experts": 12, "num_experts_per_tok": 3, "n_shared_experts": 1},
@@ -97,7 +98,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", REQUIRED)
 def test_absent_fields_agree_with_transformers(family: str, tmp_path: Path) -> None:
     heads = {} if family in ("dots1", "glm4_moe", "solar_open") else {"num_key_value_heads": 32}
-    sizes = SIZES | REQUIRED[family] | heads
+    sizes = SIZES | heads | REQUIRED[family]
     assert_absent_fields_agree(tmp_path, CLASSES[family], sizes, CONFIGS[family](**sizes))
 
 

@@ -11,7 +11,7 @@ from shmllm_kernels.cpu.bounded_activation import ACTIVATE_BOUNDED
 from shmllm_kernels.reference.activation import activate_bounded
 
 
-@pytest.mark.parametrize("name", ["silu", "silu_shifted"])
+@pytest.mark.parametrize("name", ["silu", "silu_clamped", "silu_shifted"])
 @pytest.mark.parametrize("bound", [0.25, 2.0, 1e9])
 def test_gates_and_ups_are_bounded(bound: float, name: str) -> None:
     x = torch.randn(40, 2 * 37) * 4

@@ -92,7 +92,8 @@ class Layer:
         self.program.record(
             STORE_LATENTS[layout.stored, layout.stored],
             [at(self.step), *source, int(self.interleaved), *tables, self.norm.data_ptr(),
-             word_of_float(EPS), at(self.slots), self.cache.data_ptr(), *place],
+             word_of_float(EPS), at(self.slots), self.cache.data_ptr(), *place,
+             self.latents.shape[1]],
         )  # fmt: skip
         names = ("first", "counts", "contexts", "rows")
         requests = request_words(

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
+from shmllm_kernels.cpu.chosen_experts import LEAVE_OUT, TAKE_IDENTITIES
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
-from shmllm_kernels.cpu.routing import LEAVE_OUT, TAKE_IDENTITIES
 from shmllm_kernels.reference import moe
 from shmllm_kernels.reference.moe import Choice
 from tests.support.cpu_kernels import run_kernel

@@ -10,7 +10,7 @@ from support.reference_models import make_model
 from shmllm.config.engine import CacheConfig, EngineConfig
 from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
-from shmllm.models.mixer_specs import KVHeads
+from shmllm.models.kv_heads import KVHeads
 from shmllm.worker.cpu.cache import layout_of, stored_as
 from shmllm.worker.cpu.runner import CpuRunner
 from shmllm.worker.ranks import NoRanks
