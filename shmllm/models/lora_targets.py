@@ -336,7 +336,7 @@ def _place(
     for view in views:
         num_rows = 0
         for part in parts_of(view):
-            begin = _memory(part).data_ptr()
+            begin = addresses(part).start
             span = _span_at(begin, spans)
             first_span = first_span or span
             if span is None or first_span is None or span.product != first_span.product:

@@ -27,6 +27,14 @@ def shifted_product(gate, up, bound):
 
 
 @compiled
+def opened(gate, bound, name):
+    """Returns ``min(f(gate), bound)``, or with SILU_CLAMPED ``silu(min(gate, bound))``."""
+    if name == SILU_CLAMPED:
+        return activation(min(gate, bound), "silu")
+    return min(activation(gate, name), bound)
+
+
+@compiled
 def _activate_bounded(operands, piece, thread, num_threads, name):
     source, out, width = word(operands, 1), word(operands, 2), word(operands, 3)
     bound = float_of_word(word(operands, 4))
@@ -37,19 +45,16 @@ def _activate_bounded(operands, piece, thread, num_threads, name):
         for i in range(width):
             if name == SILU_SHIFTED:
                 values[i] = shifted_product(gate[i], up[i], bound)
-            elif name == SILU_CLAMPED:
-                values[i] = silu(min(gate[i], bound)) * max(min(up[i], bound), -bound)
             else:
-                opened = min(activation(gate[i], name), bound)
-                values[i] = opened * max(min(up[i], bound), -bound)
+                values[i] = opened(gate[i], bound, name) * max(min(up[i], bound), -bound)
 
 
 ACTIVATE_BOUNDED = {
     name: Kernel(count_pieces, _activate_bounded, name)
     for name in (*ACTIVATIONS, SILU_CLAMPED, SILU_SHIFTED)
 }
-"""Kernels by the activation's name. ``out = min(f(gate), bound) * min(max(up, -bound), bound)``;
-with SILU_CLAMPED gates are bounded before the activation; or what `shifted_product` returns.
+"""Kernels by the activation's name. ``out = opened(gate, bound) * min(max(up, -bound), bound)``,
+see `opened`, or what `shifted_product` returns.
 
 Operands: address of the number of rows; x [rows, 2 * width], gates and ups side by side; out
 [rows, width]; width; the bound, a number from `word_of_float`.
