@@ -9,19 +9,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+_SLOPE = 1.702  # of x in the sigmoid of "quick_gelu" and "silu_shifted"
+
+
+def _sloped_silu(x: Tensor) -> Tensor:
+    """Returns ``x * sigmoid(1.702 * x)``; 16-bit numbers as float32."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * torch.sigmoid(_SLOPE * x)
+
+
 _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "quick_gelu": lambda x: _sloped_silu(x).to(x.dtype),
     "relu_squared": lambda x: F.relu(x).square(),
     "relu": F.relu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
 }
-
-
-_SLOPE = 1.702  # of gates in the sigmoid of "silu_shifted"
 
 
 def activate(x: Tensor, name: str, is_gated: bool) -> Tensor:
@@ -60,8 +66,8 @@ def activate_bounded(x: Tensor, name: str, bound: float) -> Tensor:
     gate, up = x.chunk(2, -1)
     up = up.clamp(-bound, bound)
     if name == "silu_shifted":
-        gate = gate.clamp(max=bound)
-        return (up + 1) * gate * torch.sigmoid(_SLOPE * gate)
+        opened = _sloped_silu(gate.clamp(max=bound))
+        return ((up.to(opened.dtype) + 1) * opened).to(x.dtype)
     if name == "silu_clamped":
         return F.silu(gate.clamp(max=bound)) * up
     return _FUNCTIONS[name](gate).clamp(max=bound) * up

@@ -182,12 +182,8 @@ def activated(
         return gpt_oss_activation(inner)
     if activation == "silu_bounded":
         return activate_bounded(inner, "silu", bound)
-    if activation == "silu_shifted":
+    if activation in ("silu_clamped", "silu_shifted"):
         return activate_bounded(inner, activation, bound)
-    if activation == "silu_clamped":
-        gate, up = inner.chunk(2, -1)
-        clamped = gate.clamp(max=bound), up.clamp(-bound, bound)
-        return activate(torch.cat(clamped, -1), "silu", is_gated=True)
     return activate(inner, activation, is_gated=activation not in ("relu_squared", "gelu"))
 
 
