@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 class Chosen(NamedTuple):
     """How much each token attends to at most.
@@ -28,12 +25,6 @@ class Chosen(NamedTuple):
     def entries(self, block_size: int) -> int:
         """The most entries of a choice: keys, or blocks of the cache of so many tokens."""
         return self.top_k * max(self.size // block_size, 1)
-
-    def lens(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many keys tokens with these positions attend to."""
-        skipped = np.maximum(positions // self.size + 1 - self.top_k, 0)
-        lens: NDArray[np.int64] = positions + 1 - skipped * self.size
-        return lens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def test_short_chunks_hits_drafts_and_preemption_change_no_bit(model: ReferenceM
         assert ask(llm, model.prompts) == expected
         assert llm.get_metrics()["prefix_hit_tokens"] > 0
         [refused] = llm.generate({"prompt_embeds": torch.zeros(3, 64)}, use_tqdm=False)
-        assert str(refused.error).startswith("prompt_embeds is not possible for DeepseekV4")
+        assert str(refused.error).startswith("prompt_embeds are not possible for DeepseekV4")
     with LLM(str(model.directory), **BASE | SHORT) as llm:
         assert ask(llm, model.prompts) == expected
         assert llm.get_metrics()["preemptions"] > 0

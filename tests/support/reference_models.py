@@ -624,7 +624,7 @@ NOT_IN_GGUF = (
     *("pangu_embedded", "teleflm"),
     *("aria", "axk1", "axk2", "biogpt", "gpt_neox_japanese", "kolibri1", "openai_gpt"),
     *("apertus1p5", "cohere_compass", "flint", "modernbert_decoder", "xglm"),
-    *("longcat_flash", "minimax_m3", "persimmon", "phi4_multimodal", "zamba2"),
+    *("longcat_flash", "minimax_m3", "persimmon", "phi4_multimodal", "zamba2", "deepseek_v4"),
 )
 """Those of which no GGUF files are written yet."""
 WITH_INDEXER = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "minimax_m3")

@@ -51,6 +51,15 @@ class Listed(NamedTuple):
         return lens
 
 
+def num_listed(listed: Listed | Chosen, positions: LongArray) -> LongArray:
+    """Return the number of keys in the lists of tokens with these positions."""
+    if isinstance(listed, Listed):
+        return listed.lens(positions)
+    skipped = np.maximum(positions // listed.size + 1 - listed.top_k, 0)
+    lens: LongArray = positions + 1 - skipped * listed.size
+    return lens
+
+
 class Division(NamedTuple):
     """How the attention of a layer is divided into pieces of work.
 
@@ -220,7 +229,7 @@ class CpuInputs:
         for division, pieces in self.pieces.items():
             counts, lens, split_keys = inputs.counts, inputs.context_lens, division.split_keys
             if division.listed is not None:
-                lens = division.listed.lens(inputs.positions)
+                lens = num_listed(division.listed, inputs.positions)
                 self.listed_lens[division][:num_tokens], counts = lens, np.ones_like(lens)
                 if num_tokens > MOST_SPLIT_TOKENS:
                     split_keys = int(lens.max())
