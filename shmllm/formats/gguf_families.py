@@ -1,12 +1,14 @@
 """The families of models in GGUF files that run. A family is a row of FAMILIES.
 
 The names on one side are llama.cpp's, on the other transformers'; `gguf_expert_families.py` has
-those with experts, `gguf_recurrent_families.py` those with states. This module must not know the
+those with experts, `gguf_recurrent_families.py` those with states, `gguf_encoder_families.py`
+encoders. This module must not know the
 fields of config.json, nor import torch.
 """
 
 from __future__ import annotations
 
+from shmllm.formats.gguf_encoder_families import ENCODERS
 from shmllm.formats.gguf_expert_families import WITH_EXPERTS
 from shmllm.formats.gguf_family import OUTSIDE, GgufFamily
 from shmllm.formats.gguf_places import (
@@ -345,5 +347,6 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
     ),
     **WITH_EXPERTS,
     **RECURRENT,
+    **ENCODERS,
 }
 """The families by llama.cpp's architecture, and whether the model has experts."""

@@ -27,6 +27,8 @@ _NORM = re.compile(r".*norm\.weight")
 _KINDS = ("weight", "bias")
 _TENSORS = (".weight", ".bias", ".scale", "ssm_a", "ssm_d")
 """The ends of the names of tensors."""
+_FUSED_GATES = "mlp.gate_up_proj", "mlp.gated_layers", "mlp.Wi"
+"""A checkpoint's names of gates and ups in one matrix."""
 
 Layout = Literal["same", "transposed", "row", "flat", "channels", "heads"]
 
@@ -177,7 +179,7 @@ class GgufFamily:
     @property
     def has_fused_gate(self) -> bool:
         """Whether gate and up of an MLP are one tensor of a file, which calls it up."""
-        return self.modules.get("ffn_up") == "mlp.gate_up_proj"
+        return self.modules.get("ffn_up") in _FUSED_GATES
 
     def form(self, has: Callable[[str, str], bool]) -> GgufFamily:
         """Returns the family with the places of the form that a model has.

@@ -142,6 +142,10 @@ _QWEN35 = (
     rf"(?i:{_SUFFIX})|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _WORDS = PreTokenizer((_GPT2,))
 _NFC_WORDS = PreTokenizer((_GPT2,), normalizer="NFC")
 _WORDS_AND_DIGITS = PreTokenizer((_DIGIT, _GPT2))
@@ -151,6 +155,7 @@ _DEEPSEEK_CODER = PreTokenizer(
     (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", _DIGIT)
 )
 _GPT4O = PreTokenizer((_cased(f"(?i:{_SUFFIX})?", "{1,3}"),))
+_TINY_AYA = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns))
 _FALCON = PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]"))
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 
@@ -201,7 +206,7 @@ PRE_TOKENIZERS = {
     "youtu": _YOUTU,
     "kanana2": _GPT4O,
     "llama4": _GPT4O,
-    "tiny_aya": PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns)),
+    "tiny_aya": _TINY_AYA,
     "solar-open": PreTokenizer((_gpt4(""),)),
     "kormo": PreTokenizer((_gpt4(""),)),
     "f2llmv2": PreTokenizer((_gpt4(""),)),
@@ -215,5 +220,14 @@ PRE_TOKENIZERS = {
     "mellum": _WORDS,
     "trillion": _WORDS,
     "qwen35": PreTokenizer((_QWEN35,), normalizer="NFC"),
+    **dict.fromkeys(("jina-v1-en", "jina-v2-code", "jina-v2-de"), _WORDS),
+    **dict.fromkeys(("jina-v2-es", "jina-de", "jina-es", "modern-bert", "roberta-bpe"), _WORDS),
+    "jina-v5-nano": _LLAMA3,
+    "glm5": PreTokenizer(_LLAMA3.patterns, takes_whole_words=True),
+    "mellum2": _WORDS_AND_DIGITS,
+    "grok-2": PreTokenizer((_gpt4(""),)),
+    "hy_v4": _DEEPSEEK3,
+    "cohere2moe": _TINY_AYA,
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), PreTokenizer((_BAILING,))),
 }
 """By the name in the file. "default" stands for files without a name too, as in llama.cpp."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shmllm.errors import EngineStartError
+from shmllm.formats.gguf_directory import IDENTITY
 from shmllm.models.fields import Fields, read_json_object
 
 PoolingName = Literal["CLS", "LAST", "MEAN"]
@@ -57,7 +58,8 @@ class DenseFile:
 
     Attributes:
         path: the file of tensors, with "linear.weight" of shape [out_features, in_features] and,
-            with a bias, "linear.bias" of shape [out_features].
+            with a bias, "linear.bias" of shape [out_features]; None: a GGUF file has them with the
+            others.
         prefix: the name of the module's directory, such as "2_Dense".
         in_features: the width of what it reads.
         out_features: the width of what it makes.
@@ -65,7 +67,7 @@ class DenseFile:
         activation: "none", "tanh", "gelu" (the exact one), "relu", "silu" or "sigmoid".
     """
 
-    path: Path
+    path: Path | None
     prefix: str
     in_features: int
     out_features: int
@@ -258,7 +260,9 @@ def _pooling_mode(fields: Fields) -> str:
     return fields.text("pooling_mode")
 
 
-def _weights_of(directory: Path) -> Path:
+def _weights_of(directory: Path) -> Path | None:
+    if (directory.parent / IDENTITY).is_file():
+        return None
     for name in _WEIGHTS:
         if (directory / name).is_file():
             return directory / name

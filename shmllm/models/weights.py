@@ -272,7 +272,7 @@ def _projections(directory: Path, destinations: NamedWeights) -> list[Checkpoint
     return [
         _open_alone(dense.path, f"{dense.prefix}.")
         for dense in (() if files is None else files.dense)
-        if f"{dense.prefix}.linear.weight" in destinations
+        if dense.path is not None and f"{dense.prefix}.linear.weight" in destinations
     ]
 
 

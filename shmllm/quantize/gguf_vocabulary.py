@@ -26,7 +26,8 @@ from shmllm.formats.pieces import (
 )
 from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from shmllm.formats.tokenizer_files import FAST_FILE
-from shmllm.frontend.gguf.tokenizer import NAMED_IDS, make_tokenizer
+from shmllm.frontend.gguf.tokenizer import make_tokenizer
+from shmllm.frontend.gguf.vocabulary import NAMED_IDS
 from shmllm.frontend.text.chat_template import load_templates
 from shmllm.frontend.text.tokenizer_backend import load_backend
 from shmllm.models.fields import read_json_object

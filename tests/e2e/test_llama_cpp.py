@@ -124,13 +124,15 @@ def model_of(file: Path, *, vocab_only: bool = False) -> Iterator[tuple[Any, Any
 
 
 @contextmanager
-def context_of(file: Path) -> Iterator[tuple[Any, Any, int]]:
-    """llama.cpp's functions, a context in float32, and the size of the vocabulary."""
+def context_of(file: Path, *, embeddings: bool = False) -> Iterator[tuple[Any, Any, int]]:
+    """llama.cpp's functions, a context in float32, and the size of the vocabulary. With
+    `embeddings`, it makes vectors as the file says."""
     with model_of(file) as (api, model):
         params = api.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = 512
         params.type_k = params.type_v = api.GGML_TYPE_F32
         params.n_threads = params.n_threads_batch = 1
+        params.embeddings = embeddings
         params.flash_attn_type = api.LLAMA_FLASH_ATTN_TYPE_DISABLED
         context = api.llama_init_from_model(model, params)
         try:
@@ -224,7 +226,9 @@ PRE_TOKENIZERS = [
     *("minimax-m2", "exaone-moe", "afmoe", "hunyuan", "deepseek-v3", "deepseek-llm", "kimi-k2"),
     *("joyai-llm", "kanana2", "tiny_aya", "solar-open", "kormo", "f2llmv2", "minicpm5", "viking"),
     *("youtu", "pixtral", "midm-2.0", "gigachat", "a.x-4.0", "mellum", "trillion"),
-    *("bloom", "poro-chat", "gpt3-finnish"),
+    *("bloom", "poro-chat", "gpt3-finnish", "bailingmoe", "bailingmoe2", "llada-moe", "grok-2"),
+    *("jina-v1-en", "jina-v2-code", "jina-v2-de", "jina-v2-es", "jina-de", "jina-es"),
+    *("modern-bert", "roberta-bpe", "jina-v5-nano", "glm5", "mellum2", "hy_v4", "cohere2moe"),
 ]
 FUSED = ("qwen3.5 with experts", "qwen3 next", "deepseek v2", "deepseek v3 with groups")
 """Families whose gates and ups of experts llama.cpp reads from one tensor, too."""

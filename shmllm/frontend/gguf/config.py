@@ -14,6 +14,7 @@ from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_family import GgufFamily
 from shmllm.formats.gguf_model import family_of, layers_of
 from shmllm.formats.gguf_places import FUSED_QKV
+from shmllm.frontend.gguf.encoder_fields import OF_ENCODERS
 from shmllm.frontend.gguf.expert_fields import OF_MIXTURE
 from shmllm.frontend.gguf.family_fields import OF_FAMILY, no_window
 from shmllm.frontend.gguf.latent_fields import OF_LATENTS
@@ -36,8 +37,11 @@ _LAYER_NORM_EPS = {
     "orion": "rms_norm_eps",
     "olmo": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
+    **dict.fromkeys(("bert", "nomic_bert", "jina_bert"), "layer_norm_eps"),
+    "modernbert": "norm_eps",
 }
 """The field of the models with LayerNorms instead of RMSNorms, by their type."""
+_OWN_FIELDS = OF_FAMILY | OF_MIXTURE | OF_LATENTS | OF_RECURRENT | OF_LAYERS | OF_ENCODERS
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>")
 _MESSAGE_END, _HARMONY_ENDS = "<|end|>", ("<|return|>", "<|call|>")
 """Harmony, the format of gpt-oss: there _MESSAGE_END is followed by a further message."""
@@ -80,10 +84,7 @@ def model_config(header: GgufHeader) -> Json:
     if not known.flag("attention.causal", True):
         config["is_causal"] = False
     check_layers(header, config["num_hidden_layers"])
-    own_fields = (OF_FAMILY | OF_MIXTURE | OF_LATENTS | OF_RECURRENT | OF_LAYERS).get(
-        family.model_type, no_window
-    )
-    config |= own_fields(known, config)
+    config |= _OWN_FIELDS.get(family.model_type, no_window)(known, config)
     check_shapes(header, config, family)
     return config
 

@@ -25,9 +25,10 @@ from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_directory import IDENTITY, LINK, LINK_STEM, SourceFile, identity
 from shmllm.formats.gguf_pieces import piece_name, pieces_of, read_pieces
 from shmllm.frontend.gguf.config import generation_config, model_config
+from shmllm.frontend.gguf.sentence_files import sentence_files
 from shmllm.frontend.gguf.tokenizer import has_vocabulary, make_tokenizer
 
-VERSION = 4
+VERSION = 5
 """Raise this when the same GGUF file gives other contents than before."""
 
 _UNFINISHED = ".making-"
@@ -36,7 +37,8 @@ _LONGEST_STEM = 100
 
 def model_directory(file: Path) -> Path:
     """The model directory of a GGUF file: config.json, tokenizer.json, tokenizer_config.json,
-    perhaps generation_config.json, and a link to the file for the weights. Any piece of a model in
+    perhaps generation_config.json and the files of sentence-transformers, and a link to the file
+    for the weights. Any piece of a model in
     several files stands for all of them.
 
     The directory lies in $XDG_CACHE_HOME/shmllm/models, or in the folder for temporary files if
@@ -105,7 +107,7 @@ def _convert(pieces: list[Path], sources: Sequence[SourceFile]) -> dict[str, str
             raise EngineStartError(
                 f"{path} changed while it was read; try again when it is complete"
             )
-    contents = {"config.json": config} | tokenizers
+    contents = {"config.json": config} | tokenizers | sentence_files(header)
     if generation:
         contents["generation_config.json"] = generation
     texts = {name: json.dumps(each, ensure_ascii=False) for name, each in contents.items()}
@@ -127,6 +129,7 @@ def _make(
     _remove_unfinished(place)
     with _unfinished(place) as directory:
         for file, text in contents.items():
+            (directory / file).parent.mkdir(exist_ok=True)
             (directory / file).write_text(text, encoding="utf-8")
         count = len(sources)
         for index, source in enumerate(sources):

@@ -103,7 +103,7 @@ def _gemma2(known: Metadata, config: Json) -> Json:
     }
 
 
-def _gemma3(known: Metadata, config: Json) -> Json:
+def gemma3(known: Metadata, config: Json) -> Json:
     fields = _gemma(known, config, period=6, layers_of_27b=62)
     if known.find("final_logit_softcapping") is not None:
         fields["final_logit_softcapping"] = known.number("final_logit_softcapping")
@@ -323,7 +323,7 @@ OF_FAMILY: dict[str, Callable[[Metadata, Json], Json]] = {
     "ministral3": _mistral3,
     "gemma": _gemma1,
     "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
+    "gemma3_text": gemma3,
     "phi3": _phi3,
     "granite": granite,
     "smollm3": _smollm3,

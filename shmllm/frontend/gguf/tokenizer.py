@@ -1,8 +1,8 @@
 """Makes tokenizer.json and tokenizer_config.json from the metadata of a GGUF file.
 
-Three kinds of vocabulary run: byte-level BPE ("gpt2"), SentencePiece's BPE with scores and bytes
-("llama"), and Gemma 4's, with merges and bytes ("gemma4"). This module must not know the model's
-shapes.
+Byte-level BPE ("gpt2"), SentencePiece's BPE with scores and bytes ("llama"), and Gemma 4's, with
+merges and bytes ("gemma4"), are here; `encoder_tokenizers` has those of encoders. This module must
+not know the model's shapes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from typing import Any
 from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.pieces import (
     CONTROL,
-    NORMAL,
     SPACE,
     UNKNOWN,
     USER_DEFINED,
     merges_of_scores,
 )
 from shmllm.formats.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from shmllm.frontend.gguf.encoder_tokenizers import unigram, word_pieces
+from shmllm.frontend.gguf.vocabulary import NAMED_IDS, Json, Vocabulary
 
-Json = dict[str, Any]
-
-_LONGEST_TOKEN = 4096
 _NO_VOCABULARY = "none"
 _SPACES_TO_LETTERS: Json = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 _LETTERS_TO_SPACES: tuple[Json, ...] = (
@@ -30,70 +28,6 @@ _LETTERS_TO_SPACES: tuple[Json, ...] = (
     {"type": "ByteFallback"},
     {"type": "Fuse"},
 )
-NAMED_IDS = {
-    "bos_token": "bos",
-    "eos_token": "eos",
-    "unk_token": "unknown",
-    "sep_token": "seperator",  # llama.cpp spells it so
-    "pad_token": "padding",
-    "mask_token": "mask",
-}
-"""What llama.cpp calls the special tokens of tokenizer_config.json."""
-
-
-class Vocabulary:
-    """The checked vocabulary of a file.
-
-    Attributes:
-        tokens: the tokens' texts by id.
-        kinds: their types, llama.cpp's numbers.
-    """
-
-    def __init__(self, header: GgufHeader) -> None:
-        self._header = header
-        self.tokens: list[str] = self.array("tokens", str)
-        longest = max(map(len, self.tokens))
-        if longest > _LONGEST_TOKEN:
-            raise header.error(f"a token of {longest:,} characters; the file is damaged")
-        self.kinds: list[int] = [NORMAL] * len(self.tokens)
-        if self.find("token_type") is not None:
-            self.kinds = self.array("token_type", int)
-        if len(self.kinds) != len(self.tokens):
-            raise header.error(
-                f"{len(self.tokens):,} tokens have {len(self.kinds):,} types; the file is damaged"
-            )
-
-    def find(self, name: str) -> Any:
-        """The value of tokenizer.ggml.name, or None."""
-        return self._header.metadata.get(f"tokenizer.ggml.{name}")
-
-    def array(self, name: str, kind: type) -> list[Any]:
-        """The array tokenizer.ggml.name, which must not be empty."""
-        values = self.find(name)
-        if not isinstance(values, list) or not values or type(values[0]) is not kind:
-            found = "" if values is None else f" (but {shown(values)})"
-            raise self._header.error(
-                f"no tokenizer.ggml.{name}, which its tokenizer needs as an array{found}"
-            )
-        return values
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.find(name)
-        return default if value is None else bool(value)
-
-    def named(self, name: str) -> str | None:
-        """The text of a special token, by its name in tokenizer_config.json."""
-        token_id = self.find(f"{NAMED_IDS[name]}_token_id")
-        if type(token_id) is not int or not 0 <= token_id < len(self.tokens):
-            return None
-        return self.tokens[token_id]
-
-    def ids(self) -> dict[str, int]:
-        """The ids by text; the first of several tokens with the same text."""
-        ids: dict[str, int] = {}
-        for token_id, token in enumerate(self.tokens):
-            ids.setdefault(token, token_id)
-        return ids
 
 
 def has_vocabulary(header: GgufHeader) -> bool:
@@ -213,7 +147,13 @@ def _bpe(vocabulary: Vocabulary, merges: list[list[str]], **options: Any) -> Jso
     return model | options | {"vocab": ids, "merges": kept}
 
 
-_MAKERS = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _gemma4}
+_MAKERS = {
+    "gpt2": _byte_level,
+    "llama": _sentence_piece,
+    "gemma4": _gemma4,
+    "bert": word_pieces,
+    "t5": unigram,
+}
 """What makes a tokenizer, and says whether a text begins with the token `bos` if the file does not,
 by llama.cpp's name."""
 

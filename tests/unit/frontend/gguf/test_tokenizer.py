@@ -186,11 +186,11 @@ def test_an_unknown_kind_of_tokenizer_is_named(tmp_path: Path) -> None:
     message = failure(
         tmp_path,
         lambda writer: (
-            writer.add_tokenizer_model("bert"),
+            writer.add_tokenizer_model("rwkv"),
             writer.add_token_list(["a"]),
         ),
     )
-    assert "tokenizer 'bert' is not supported; supported: gpt2, llama" in message
+    assert "tokenizer 'rwkv' is not supported; supported: gpt2, llama" in message
 
 
 @pytest.mark.parametrize("missing", ["tokens", "merges", "scores"])
