@@ -1,8 +1,9 @@
 """What lies in the model directory that is made from a GGUF file, for its maker and its readers.
 
 The weights stay in the GGUF file: the directory has a link to it and the file's identity, or links
-to all pieces of a model and their identities. A reader compares the identity, because weights of
-another model under the same path would go unnoticed if their shapes are equal.
+to all pieces of a model and to the file with its tower of images, and their identities. A reader
+compares the identity, because weights of another model under the same path would go unnoticed if
+their shapes are equal.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from shmllm.errors import EngineStartError
 
 LINK = "model.gguf"
 LINK_STEM = "model"
+PROJECTOR_LINK = "mmproj.gguf"
 IDENTITY = "gguf_source.json"
 
 

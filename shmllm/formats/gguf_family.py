@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"(?:(?<=experts\.)|(?<=norms\.))\d+(?=\.)")
 NUM_HEADS, NUM_KV_HEADS = "attention.head_count", "attention.head_count_kv"
 """The keys, below the architecture's prefix, of the numbers of heads of queries, and of keys and
@@ -127,6 +126,7 @@ class GgufFamily:
             that of the module included.
         outside: the places of all others.
         layers: what a checkpoint's names of layers begin with.
+        stored_layers: what a file's names of layers begin with.
         is_permuted: whether the rows of queries and keys are in llama.cpp's order, in which it
             rotates neighbouring rows of a head together; transformers rotates the two halves.
         is_partial: whether only a part of each head may be rotated.
@@ -157,6 +157,7 @@ class GgufFamily:
     forms: Mapping[str, Places] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
     layers: str = "model.layers"
+    stored_layers: str = "blk"
     is_permuted: bool = False
     is_partial: bool = False
     norm_offset: float = 0.0
@@ -196,7 +197,7 @@ class GgufFamily:
     def place(self, stored: str) -> Place:
         """Returns the place of a tensor of a file, with the checkpoint's whole name; the same name
         if a checkpoint has no such tensor."""
-        found = _LAYER.fullmatch(stored)
+        found = re.fullmatch(rf"{re.escape(self.stored_layers)}\.(\d+)\.(.+)", stored)
         prefix, name = ("", stored) if found is None else (f"{self.layers}.{found[1]}.", found[2])
         for known, place in _tensors(self.outside if found is None else self._of_layer(found[1])):
             if known == name:
@@ -219,7 +220,7 @@ class GgufFamily:
         expert = _EXPERT.search(found[2])
         wanted, number = _EXPERT.sub("{}", found[2]), int(expert[0]) if expert else 0
         return [
-            (f"blk.{found[1]}.{known}", number, place)
+            (f"{self.stored_layers}.{found[1]}.{known}", number, place)
             for known, place in _tensors(self.modules)
             if place.name == wanted and not place.is_read_alone
         ]

@@ -11,6 +11,8 @@ from dataclasses import replace
 from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_families import FAMILIES
 from shmllm.formats.gguf_family import GgufFamily, as_place
+from shmllm.formats.gguf_projectors import ARCHITECTURE as PROJECTOR
+from shmllm.formats.gguf_projectors import projector_of
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _ATTENTION = re.compile(r"blk\.(\d+)\.attn_output\.weight")
@@ -22,6 +24,8 @@ def family_of(header: GgufHeader) -> GgufFamily:
     Raises:
         EngineStartError: the file has another model; the message names those that run.
     """
+    if header.architecture == PROJECTOR:
+        return projector_of(header)
     family = _tiled(_listed(header)) if is_tiled(header) else _listed(header)
     family = family.form(
         lambda module, _: any(name.endswith(f".{module}.weight") for name in header.tensors)

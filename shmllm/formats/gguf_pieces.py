@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import GgufHeader, TensorEntry, read_header, shown
+from shmllm.formats.gguf_projectors import is_projector
 
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 _MOST_NAMED = 3
@@ -24,9 +25,11 @@ def piece_name(stem: str, number: int, count: int) -> str:
 
 def models_in(directory: Path) -> list[Path]:
     """The GGUF models of a directory, sorted: each file, and of each model in pieces the first that
-    is there."""
+    is there. Files with towers of images belong to another file."""
     found: dict[tuple[str, ...], Path] = {}
     for path in sorted(directory.glob("*.gguf")):
+        if is_projector(path):
+            continue
         match = _NAME.fullmatch(path.name)
         found.setdefault((path.name,) if match is None else (match[1], match[3]), path)
     return [*found.values()]

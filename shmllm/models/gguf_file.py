@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import TENSOR_TYPES, TensorEntry
-from shmllm.formats.gguf_directory import LINK, SourceFile, check_source
+from shmllm.formats.gguf_directory import LINK, PROJECTOR_LINK, SourceFile, check_source
 from shmllm.formats.gguf_pieces import label, models_in, pieces_of, read_pieces
 from shmllm.models.checkpoint import PackedTarget, changed
 from shmllm.models.gguf_blocks import BLOCK_TYPES
@@ -179,7 +179,7 @@ def _joined_rows(parts: Sequence[Tensor], some: slice, stretch: int) -> Tensor:
 
 def find_gguf(directory: Path) -> list[GgufFile]:
     """The GGUF file of a directory that was made from it, or the only one in any other directory,
-    or its pieces; none if there is no such file.
+    or its pieces, and the file with its tower; none if there is no such file.
 
     Raises:
         EngineStartError: the file that the directory was made from is gone or has changed, a piece
@@ -193,7 +193,9 @@ def find_gguf(directory: Path) -> list[GgufFile]:
     pieces = [piece for path in found for piece in pieces_of(path)]
     if len(pieces) > 1:
         read_pieces(pieces)  # checks that they belong together
-    return [GgufFile(piece, pieces) for piece in pieces]
+    files = [GgufFile(piece, pieces) for piece in pieces]
+    projector = directory / PROJECTOR_LINK
+    return [*files, GgufFile(projector)] if projector.is_file() else files
 
 
 def dequantise(

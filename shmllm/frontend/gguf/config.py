@@ -14,6 +14,7 @@ from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_family import GgufFamily
 from shmllm.formats.gguf_model import family_of, layers_of
 from shmllm.formats.gguf_places import FUSED_QKV
+from shmllm.formats.gguf_projectors import ARCHITECTURE as PROJECTOR
 from shmllm.frontend.gguf.encoder_fields import OF_ENCODERS
 from shmllm.frontend.gguf.expert_fields import OF_MIXTURE
 from shmllm.frontend.gguf.family_fields import OF_FAMILY, no_window
@@ -130,6 +131,10 @@ def _norm_eps(known: Metadata, family: GgufFamily) -> Json:
 
 def _check_kind(header: GgufHeader) -> None:
     """Raises EngineStartError if the file has no model that an engine runs."""
+    if header.architecture == PROJECTOR:
+        raise header.error(
+            "it has a tower of images; give the model that it belongs to, and leave it beside"
+        )
     family_of(header)
     table = header.tensors.get(_EMBEDDING)
     if table is None or len(table.shape) != 2:

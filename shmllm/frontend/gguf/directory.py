@@ -22,9 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from shmllm.errors import EngineStartError
-from shmllm.formats.gguf_directory import IDENTITY, LINK, LINK_STEM, SourceFile, identity
+from shmllm.formats.gguf_directory import (
+    IDENTITY,
+    LINK,
+    LINK_STEM,
+    PROJECTOR_LINK,
+    SourceFile,
+    identity,
+)
 from shmllm.formats.gguf_pieces import piece_name, pieces_of, read_pieces
+from shmllm.formats.gguf_projectors import projector_beside
 from shmllm.frontend.gguf.config import generation_config, model_config
+from shmllm.frontend.gguf.projector import PREPROCESSOR, projector_files
 from shmllm.frontend.gguf.sentence_files import sentence_files
 from shmllm.frontend.gguf.tokenizer import has_vocabulary, make_tokenizer
 
@@ -48,18 +57,25 @@ def model_directory(file: Path) -> Path:
         EngineStartError: the file cannot be read, has a model or tokenizer that is not supported,
             or no directory can be made. The message is one line.
     """
-    pieces = pieces_of(file)
-    sources = [SourceFile.of(piece) for piece in pieces]
+    pieces, projector = pieces_of(file), projector_beside(file)
+    count = len(pieces)
+    names = [piece_name(LINK_STEM, index + 1, count) for index in range(count)]
+    links = dict(zip(names if count > 1 else [LINK], map(SourceFile.of, pieces), strict=True))
+    if projector is not None:
+        links[PROJECTOR_LINK] = SourceFile.of(projector)
+    sources = [*links.values()]
     name = _name(sources)
     places = _places()
     for place in places:
         if _is_ours(place / name):
             return place / name
-    contents = _convert(pieces, sources)
+    contents = _convert(pieces, projector, sources)
+    if PREPROCESSOR not in contents:
+        links.pop(PROJECTOR_LINK, None)
     problems = []
     for place in places:
         try:
-            return _make(place, name, contents, sources)
+            return _make(place, name, contents, links)
         except OSError as error:
             problems.append(f"{place}: {error.strerror or error}")
     raise EngineStartError(
@@ -94,20 +110,24 @@ def _is_ours(directory: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.getuid()) and is_safe
 
 
-def _convert(pieces: list[Path], sources: Sequence[SourceFile]) -> dict[str, str]:
+def _convert(
+    pieces: list[Path], projector: Path | None, sources: Sequence[SourceFile]
+) -> dict[str, str]:
     """The texts of the files by name."""
     header = read_pieces(pieces)
+    config, generation = model_config(header), generation_config(header)
     tokenizers: dict[str, Any] = {}
     if has_vocabulary(header):
         tokenizer, settings = make_tokenizer(header)
         tokenizers = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}
-    config, generation = model_config(header), generation_config(header)
-    for path, source in zip(pieces, sources, strict=True):
-        if SourceFile.of(path) != source:
+    for source in sources:
+        if SourceFile.of(Path(source.path)) != source:
             raise EngineStartError(
-                f"{path} changed while it was read; try again when it is complete"
+                f"{source.path} changed while it was read; try again when it is complete"
             )
     contents = {"config.json": config} | tokenizers | sentence_files(header)
+    if projector is not None:
+        contents |= projector_files(projector, header, config)
     if generation:
         contents["generation_config.json"] = generation
     texts = {name: json.dumps(each, ensure_ascii=False) for name, each in contents.items()}
@@ -115,7 +135,7 @@ def _convert(pieces: list[Path], sources: Sequence[SourceFile]) -> dict[str, str
 
 
 def _make(
-    place: Path, name: str, contents: Mapping[str, str], sources: Sequence[SourceFile]
+    place: Path, name: str, contents: Mapping[str, str], links: Mapping[str, SourceFile]
 ) -> Path:
     """Write a directory under a temporary name and rename it. If another process was faster, its
     directory remains.
@@ -131,9 +151,7 @@ def _make(
         for file, text in contents.items():
             (directory / file).parent.mkdir(exist_ok=True)
             (directory / file).write_text(text, encoding="utf-8")
-        count = len(sources)
-        for index, source in enumerate(sources):
-            link = LINK if count == 1 else piece_name(LINK_STEM, index + 1, count)
+        for link, source in links.items():
             (directory / link).symlink_to(source.path)
         try:
             directory.rename(place / name)

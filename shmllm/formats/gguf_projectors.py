@@ -1,0 +1,90 @@
+"""The towers of images in GGUF files of their own ("mmproj"). A tower is a row of PROJECTORS.
+
+The names on one side are llama.cpp's, on the other transformers'. This module must not know the
+fields of config.json, nor import torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from shmllm.formats.gguf import GgufHeader, shown
+from shmllm.formats.gguf_family import GgufFamily, Places
+
+ARCHITECTURE = "clip"
+"""The architecture of all files with towers."""
+LAYERS = "v.blk"
+
+_PREFERRED = (r"(?<!b)f16", "bf16", "f32")
+_NAME = "mmproj"
+
+_SIGLIP: Places = {
+    **{f"attn_{kind}": f"self_attn.{kind}_proj" for kind in "qkv"},
+    "attn_out": "self_attn.out_proj",
+    "ln1": "layer_norm1",
+    "ln2": "layer_norm2",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+}
+_SIGLIP_TOWER = "vision_tower.vision_model"
+
+PROJECTORS: dict[str, GgufFamily] = {
+    "gemma3": GgufFamily(
+        title="the tower of Gemma 3",
+        architecture="Gemma3ForConditionalGeneration",
+        model_type="gemma3",
+        modules=_SIGLIP,
+        outside={
+            "v.patch_embd": f"{_SIGLIP_TOWER}.embeddings.patch_embedding",
+            "v.position_embd": f"{_SIGLIP_TOWER}.embeddings.position_embedding",
+            "v.post_ln": f"{_SIGLIP_TOWER}.post_layernorm",
+            "mm.input_projection.weight": "multi_modal_projector.mm_input_projection_weight",
+            "mm.soft_emb_norm": "multi_modal_projector.mm_soft_emb_norm",
+        },
+        layers=f"{_SIGLIP_TOWER}.encoder.layers",
+        stored_layers=LAYERS,
+        norm_offset=1.0,
+        is_written=False,
+    ),
+}
+"""The towers by llama.cpp's type of what projects their embeddings."""
+
+
+def is_projector(path: Path) -> bool:
+    """Returns whether a file has the name of one with a tower, as all of them have."""
+    return _NAME in path.name.lower()
+
+
+def projector_beside(model: Path) -> Path | None:
+    """Returns the file with the tower that lies beside a model; of copies in several precisions
+    the one in float16, in bfloat16 or in float32, in this order. None: there is none."""
+    found = sorted(each for each in model.parent.glob("*.gguf") if is_projector(each))
+    for precision in _PREFERRED:
+        for path in found:
+            if re.search(precision, path.stem.lower()):
+                return path
+    return found[0] if found else None
+
+
+def projector_of(header: GgufHeader) -> GgufFamily:
+    """Returns the tower of a file. Those of llama.cpp's first converters have the projections of
+    MLPs under each other's names.
+
+    Raises:
+        EngineStartError: the tower is not known; the message names those that are.
+    """
+    known = header.metadata
+    kind = known.get("clip.vision.projector_type", known.get("clip.projector_type"))
+    if not isinstance(kind, str) or kind not in PROJECTORS:
+        raise header.error(
+            f"the tower {shown(kind)} is not supported; supported: {', '.join(PROJECTORS)}"
+        )
+    family = PROJECTORS[kind]
+    up = header.tensors.get(f"{LAYERS}.0.ffn_up.weight")
+    if up is None or up.shape[:1] == (known.get("clip.vision.feed_forward_length"),):
+        return family
+    modules = dict(family.modules)
+    modules["ffn_up"], modules["ffn_down"] = modules["ffn_down"], modules["ffn_up"]
+    return replace(family, modules=modules)
