@@ -109,8 +109,8 @@ def test_a_tower_alone_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match=r"mmproj-F16\.gguf: it has a tower of images"):
         resolve_model(str(file.with_name("mmproj-F16.gguf")))
     file.unlink()
-    with pytest.raises(EngineStartError):
-        resolve_model(str(file.parent))
+    with pytest.raises(EngineStartError, match="no model: looked for"):
+        LLM(str(file.parent), **OPTIONS)
 
 
 @pytest.mark.parametrize(
