@@ -29,7 +29,7 @@ _TENSORS = (".weight", ".bias", ".scale", "ssm_a", "ssm_d")
 _FUSED_GATES = "mlp.gate_up_proj", "mlp.gated_layers", "mlp.Wi"
 """A checkpoint's names of gates and ups in one matrix."""
 
-Layout = Literal["same", "transposed", "row", "flat", "channels", "heads"]
+Layout = Literal["same", "transposed", "row", "flat", "channels", "heads", "frames"]
 
 
 class HeadRows(NamedTuple):
@@ -61,6 +61,8 @@ class Place:
             "heads": the checkpoint has the rows of each key head, behind those of the queries that
             it serves and before those of its value head; the file has those of all queries before
             those of all keys and all values.
+            "frames": the checkpoint has the matrices of several frames side by side in a dimension
+            of its own, before the last two; the file has a tensor for each of them.
         part: the number of this tensor among those that make the checkpoint's one.
         num_parts: how many tensors of the file these are.
         in_turn: whether their rows take turns, the rows `part`, `part + num_parts` and so on of
@@ -155,7 +157,7 @@ class GgufFamily:
     in_attention: Places = field(default_factory=dict)
     attention_layers: frozenset[str] = frozenset()
     forms: Mapping[str, Places] = field(default_factory=dict)
-    outside: Mapping[str, str] = field(default_factory=lambda: OUTSIDE)
+    outside: Places = field(default_factory=lambda: OUTSIDE)
     layers: str = "model.layers"
     stored_layers: str = "blk"
     is_permuted: bool = False

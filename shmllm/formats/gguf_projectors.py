@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from shmllm.formats.gguf import GgufHeader, shown
-from shmllm.formats.gguf_family import GgufFamily, Places
+from shmllm.formats.gguf_family import GgufFamily, Place, Places
 
 ARCHITECTURE = "clip"
 """The architecture of all files with towers."""
@@ -29,6 +29,17 @@ _SIGLIP: Places = {
     "ffn_down": "mlp.fc2",
 }
 _SIGLIP_TOWER = "vision_tower.vision_model"
+_QWEN: Places = {
+    "attn_qkv": "attn.qkv",
+    "attn_out": "attn.proj",
+    "ln1": "norm1",
+    "ln2": "norm2",
+    "ffn_up": "mlp.linear_fc1",
+    "ffn_down": "mlp.linear_fc2",
+}
+_QWEN_TOWER = "model.visual"
+_PATCHES = Place(name=f"{_QWEN_TOWER}.patch_embed.proj.weight", layout="frames", num_parts=2)
+_DEEPSTACK = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
 
 PROJECTORS: dict[str, GgufFamily] = {
     "gemma3": GgufFamily(
@@ -48,8 +59,32 @@ PROJECTORS: dict[str, GgufFamily] = {
         norm_offset=1.0,
         is_written=False,
     ),
+    "qwen3vl_merger": GgufFamily(
+        title="the tower of Qwen 3 VL and Qwen 3.5",
+        architecture="Qwen3VLForConditionalGeneration",
+        model_type="qwen3_vl",
+        modules=_QWEN,
+        outside={
+            "v.patch_embd.weight": _PATCHES,
+            "v.patch_embd.weight.1": replace(_PATCHES, part=1),
+            "v.patch_embd.bias": f"{_QWEN_TOWER}.patch_embed.proj.bias",
+            "v.position_embd": f"{_QWEN_TOWER}.pos_embed",
+            "v.post_ln": f"{_QWEN_TOWER}.merger.norm",
+            "mm.0": f"{_QWEN_TOWER}.merger.linear_fc1",
+            "mm.2": f"{_QWEN_TOWER}.merger.linear_fc2",
+        },
+        layers=f"{_QWEN_TOWER}.blocks",
+        stored_layers=LAYERS,
+        is_written=False,
+    ),
 }
 """The towers by llama.cpp's type of what projects their embeddings."""
+
+
+def deepstack_layers(header: GgufHeader) -> list[int]:
+    """Returns the layers that give levels of embeddings, too."""
+    flags = header.metadata.get("clip.vision.is_deepstack_layers", [])
+    return [layer for layer, gives in enumerate(flags if isinstance(flags, list) else []) if gives]
 
 
 def is_projector(path: Path) -> bool:
@@ -82,6 +117,12 @@ def projector_of(header: GgufHeader) -> GgufFamily:
             f"the tower {shown(kind)} is not supported; supported: {', '.join(PROJECTORS)}"
         )
     family = PROJECTORS[kind]
+    levels = {
+        f"v.deepstack.{layer}.{name}": f"{_QWEN_TOWER}.deepstack_merger_list.{level}.{module}"
+        for level, layer in enumerate(deepstack_layers(header))
+        for name, module in _DEEPSTACK.items()
+    }
+    family = replace(family, outside={**family.outside, **levels})
     up = header.tensors.get(f"{LAYERS}.0.ffn_up.weight")
     if up is None or up.shape[:1] == (known.get("clip.vision.feed_forward_length"),):
         return family

@@ -86,6 +86,9 @@ class StoredTensor:
             return (shape[0], 1, *shape[1:])
         if self.layout == "transposed" and len(shape) > 1:
             return (*shape[:-2], shape[-1], shape[-2])
+        if self.layout == "frames" and len(shape) == 4:
+            frames = self.place.num_parts
+            return (shape[0], shape[1] // frames, frames, *shape[2:])
         return shape
 
     @property
@@ -101,7 +104,7 @@ class StoredTensor:
             tensor = tensor - self.offset
         if self.place.is_decay:
             tensor = (-tensor).log()
-        return in_layout(tensor, self.layout)
+        return in_layout(tensor, self.layout).reshape(self.shape)
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Returns what there is of each row of the file in the order of the checkpoint's rows."""

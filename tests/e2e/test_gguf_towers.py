@@ -20,6 +20,11 @@ from shmllm.frontend.model_files import gguf_files, resolve_model
 
 OPTIONS: dict[str, Any] = {"max_model_len": 256, "dtype": "float32"}
 SLIDING = "sliding_attention"  # as llama.cpp takes the first layers of each six
+TEXTS: dict[str, dict[str, Any]] = {
+    "gemma3": {"layer_types": [SLIDING] * 3},
+    "qwen3_vl_moe": {"mlp_only_layers": []},
+}
+"""What files of text models cannot say otherwise."""
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -35,14 +40,23 @@ def prompt_of(llm: LLM) -> Any:
 
 def pair(tmp_path: Path, **options: Any) -> Path:
     """The file of a text model, with that of its tower beside it."""
-    model = make_vision_model("gemma3", tmp_path / "model", layer_types=[SLIDING] * 3)
+    model = make_vision_model("gemma3", tmp_path / "model", **TEXTS["gemma3"])
     return write_pair("gemma3", model, tmp_path / "model", tmp_path / "gguf", **options)
 
 
-@pytest.mark.parametrize("swaps", [False, slow(True)])
-def test_greedy_tokens_are_those_of_transformers(swaps: bool, tmp_path: Path) -> None:
-    model = make_vision_model("gemma3", tmp_path / "model", layer_types=[SLIDING] * 3)
-    file = write_pair("gemma3", model, tmp_path / "model", tmp_path / "gguf", swaps=swaps)
+@pytest.mark.parametrize(
+    ("name", "swaps"),
+    [
+        ("gemma3", False),
+        ("qwen3_vl", False),
+        slow("gemma3", True),
+        slow("qwen3_vl_moe", False),
+        slow("qwen3_5", False),
+    ],
+)
+def test_greedy_tokens_are_those_of_transformers(name: str, swaps: bool, tmp_path: Path) -> None:
+    model = make_vision_model(name, tmp_path / "model", **TEXTS.get(name, {}))
+    file = write_pair(name, model, tmp_path / "model", tmp_path / "gguf", swaps=swaps)
     with LLM(str(file), **OPTIONS) as llm:
         [output] = llm.generate([prompt_of(llm)], PARAMS, use_tqdm=False)
         prepared = prepared_of(llm, [picture()])

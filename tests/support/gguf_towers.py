@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import transformers
-from support.gguf_models import CONTROL, NORMAL, UNUSED, write, write_model
+from support.gguf_models import CONTROL, NORMAL, UNUSED, Array, write, write_model
 
-TEXT_MODELS = {"gemma3": "Gemma3ForCausalLM"}
-"""transformers' classes of the text models, by the names of `vision_models`."""
+TEXT_MODELS = {
+    "gemma3": "Gemma3",
+    "qwen3_vl": "Qwen3",
+    "qwen3_vl_moe": "Qwen3Moe",
+    "qwen3_5": "Qwen3_5",
+}
+"""The beginnings of transformers' classes of the text models, by the names of `vision_models`."""
+_TYPES = {"gemma3": "gemma3"}
+"""llama.cpp's types of towers; all others are Qwen's."""
+_MERGER = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}
 _TEXT, _OUTER = "model.language_model.", "model."
 
 
@@ -42,14 +50,19 @@ def write_pair(
     """
     directory.mkdir()
     tensors = model.state_dict()
-    text = getattr(transformers, TEXT_MODELS[name])(model.config.text_config)
+    text = _text_model(name, model.config.text_config)
     own = {key.replace(_TEXT, "model."): value for key, value in tensors.items()}
     text.load_state_dict({key: own[key] for key in text.state_dict()})
-    write_model(
-        directory / "model.gguf",
-        text,
-        lambda writer: _add_tokens(writer, source, text.config.vocab_size, renamed or {}),
-    )
+    vocab_size = text.config.vocab_size
+
+    def add_metadata(writer: gguf.GGUFWriter) -> None:
+        _add_tokens(writer, source, vocab_size, renamed or {})
+        sections = (text.config.rope_parameters or {}).get("mrope_section")
+        if sections is not None:
+            writer.kv_data[0].pop(f"{writer.arch}.rope.dimension_sections", None)
+            writer.add_rope_dimension_sections([*sections, 0])
+
+    write_model(directory / "model.gguf", text, add_metadata)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
 
     def fill(writer: gguf.GGUFWriter) -> None:
@@ -61,17 +74,47 @@ def write_pair(
         for key, tensor in tensors.items():
             if key.startswith(_TEXT) or not key.startswith(_OUTER):
                 continue
-            known = key.removeprefix(_OUTER).replace("_weight", ".weight")
-            known = known.replace("vision_tower.", "vision_tower.vision_model.")
-            stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
-            assert stored is not None, key
-            offset = 1 if "soft_emb_norm" in key else 0
-            if swaps and ".ffn_" in stored:
-                stored = _swapped(stored)
-            writer.add_tensor(stored, np.ascontiguousarray(tensor.numpy() + offset))
+            for known, values in _stored(key.removeprefix(_OUTER), tensor.numpy(), model):
+                stored = names.get_name(known, try_suffixes=(".weight", ".bias")) or known
+                assert stored.startswith(("v.", "mm.")), key
+                if swaps and ".ffn_" in stored:
+                    stored = _swapped(stored)
+                writer.add_tensor(stored, np.ascontiguousarray(values))
 
     write(directory / tower, "clip", fill)
     return directory / "model.gguf"
+
+
+def _text_model(name: str, config: Any) -> Any:
+    """An empty text model of a configuration."""
+    stem = TEXT_MODELS[name]
+    if name.startswith("qwen3_vl"):  # whose text model is Qwen 3 with a rotation by axes
+        own = config.to_dict()
+        fields = {key: value for key, value in own.items() if key != "model_type"}
+        config = getattr(transformers, f"{stem}Config")(**fields)
+        config.sections = [*config.rope_parameters["mrope_section"], 0]
+    return getattr(transformers, f"{stem}ForCausalLM")(config)
+
+
+def _stored(key: str, values: Array, model: Any) -> Iterator[tuple[str, Array]]:
+    """The tensors that llama.cpp's conversion makes of one of a tower, with names that `gguf`
+    knows, or those of the file."""
+    vision = model.config.vision_config
+    if "soft_emb_norm" in key:
+        yield key, values + 1
+    elif key == "visual.patch_embed.proj.weight":
+        yield "v.patch_embd.weight", values[:, :, 0]
+        yield "v.patch_embd.weight.1", values[:, :, 1]
+    elif key.startswith("visual.deepstack_merger_list."):
+        level, module, kind = key.split(".")[2:]
+        layer = vision.deepstack_visual_indexes[int(level)]
+        yield f"v.deepstack.{layer}.{module.replace('linear_', '')}.{kind}", values
+    elif key.startswith("visual.merger."):
+        module, kind = key.split(".")[2:]
+        yield f"{_MERGER[module]}.{kind}", values
+    else:
+        known = key.replace("_weight", ".weight")
+        yield known.replace("vision_tower.", "vision_tower.vision_model."), values
 
 
 def _swapped(stored: str) -> str:
@@ -101,16 +144,28 @@ def _add_tokens(
 def _add_sizes(writer: gguf.GGUFWriter, name: str, model: Any, settings: dict[str, Any]) -> None:
     vision, text = model.config.vision_config, model.config.text_config
     writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type(name)
+    writer.add_clip_projector_type(_TYPES.get(name, "qwen3vl_merger"))
     writer.add_vision_projection_dim(text.hidden_size)
-    writer.add_vision_image_size(vision.image_size)
     writer.add_vision_patch_size(vision.patch_size)
     writer.add_vision_embedding_length(vision.hidden_size)
     writer.add_vision_feed_forward_length(vision.intermediate_size)
-    writer.add_vision_block_count(vision.num_hidden_layers)
-    writer.add_vision_head_count(vision.num_attention_heads)
-    writer.add_vision_attention_layernorm_eps(vision.layer_norm_eps)
     writer.add_vision_image_mean(settings["image_mean"])
     writer.add_vision_image_std(settings["image_std"])
-    side = vision.image_size // vision.patch_size
-    writer.add_vision_projector_scale_factor(side // int(model.config.mm_tokens_per_image**0.5))
+    if name == "gemma3":
+        side = vision.image_size // vision.patch_size
+        writer.add_vision_image_size(vision.image_size)
+        writer.add_vision_block_count(vision.num_hidden_layers)
+        writer.add_vision_head_count(vision.num_attention_heads)
+        writer.add_vision_attention_layernorm_eps(vision.layer_norm_eps)
+        writer.add_vision_projector_scale_factor(side // int(model.config.mm_tokens_per_image**0.5))
+        return
+    writer.add_vision_image_size(int(vision.num_position_embeddings**0.5) * vision.patch_size)
+    writer.add_vision_block_count(vision.depth)
+    writer.add_vision_head_count(vision.num_heads)
+    writer.add_vision_attention_layernorm_eps(1e-6)
+    writer.add_vision_spatial_merge_size(vision.spatial_merge_size)
+    levels = getattr(vision, "deepstack_visual_indexes", [])
+    if levels:
+        writer.add_vision_is_deepstack_layers([layer in levels for layer in range(vision.depth)])
+    writer.add_vision_min_pixels(settings["size"]["shortest_edge"])
+    writer.add_vision_max_pixels(settings["size"]["longest_edge"])

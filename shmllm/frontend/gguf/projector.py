@@ -14,16 +14,25 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import GgufHeader, read_header, shown
-from shmllm.formats.gguf_projectors import ARCHITECTURE, projector_of
+from shmllm.formats.gguf_projectors import ARCHITECTURE, deepstack_layers, projector_of
+from shmllm.frontend.gguf.metadata import Metadata
 
 logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-_MODEL_TYPES = {"gemma3": "gemma3_text"}
-"""The types of text models that towers belong to."""
+WHOLE: dict[tuple[str, str], tuple[str, str]] = {
+    ("gemma3", "gemma3"): ("Gemma3ForConditionalGeneration", "gemma3"),
+    ("qwen3_vl", "qwen3vl"): ("Qwen3VLForConditionalGeneration", "qwen3_vl"),
+    ("qwen3_vl", "qwen3vlmoe"): ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe"),
+    ("qwen3_vl", "qwen35"): ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+    ("qwen3_vl", "qwen35moe"): ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+}
+"""transformers' classes and types of whole models, by the types of towers and llama.cpp's
+architectures of text models."""
 PREPROCESSOR = "preprocessor_config.json"
 _BILINEAR = 2
+_FRAMES = 2
 
 
 class Tower:
@@ -69,6 +78,13 @@ class Tower:
             )
         return numbers
 
+    def rows(self, name: str) -> int:
+        """The number of rows of a matrix."""
+        found = self.header.tensors.get(name)
+        if found is None or len(found.shape) != 2:
+            raise self.header.error(f"no matrix {name}")
+        return found.shape[0]
+
     def token(self, text: str) -> int:
         """The id of a token of the text model."""
         if not isinstance(self._tokens, list) or text not in self._tokens:
@@ -96,17 +112,20 @@ def _files(header: GgufHeader, text: GgufHeader, config: Json) -> dict[str, Json
     if header.architecture != ARCHITECTURE:
         raise header.error(f"architecture {shown(header.architecture)} is no tower of images")
     family, tower = projector_of(header), Tower(header, text)
-    if config["model_type"] != _MODEL_TYPES[family.model_type]:
-        raise header.error(f"{family.title} does not belong to a {config['model_type']}")
-    width, found = config["hidden_size"], tower.whole("projection_dim")
-    if found != width:
+    found = WHOLE.get((family.model_type, text.architecture))
+    if found is None:
+        raise header.error(f"{family.title} does not belong to a model {shown(text.architecture)}")
+    architecture, model_type = found
+    width, own = config["hidden_size"], tower.whole("projection_dim")
+    if own != width:
         raise header.error(
-            f"the tower makes embeddings of {found:,} numbers, those of the model have {width:,}"
+            f"the tower makes embeddings of {own:,} numbers, those of the model have {width:,}"
         )
     outer, processor = OF_TOWER[family.model_type](tower)
     kept = {name: config[name] for name in _KEPT if name in config}
-    whole = {"architectures": [family.architecture], "model_type": family.model_type}
+    whole = {"architectures": [architecture], "model_type": model_type}
     inner = {name: value for name, value in config.items() if name != "architectures"}
+    inner |= {"model_type": f"{model_type}_text", **_axes(text, inner)}
     return {
         "config.json": {**kept, **whole, "text_config": inner, **outer},
         PREPROCESSOR: processor,
@@ -115,6 +134,18 @@ def _files(header: GgufHeader, text: GgufHeader, config: Json) -> dict[str, Json
 
 _KEPT = "dtype", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"
 """The fields that the whole model has, too."""
+
+
+def _axes(text: GgufHeader, config: Json) -> Json:
+    """The fields of a rotation by the axes of images, which text does not need."""
+    sections = Metadata(text).find("rope.dimension_sections")
+    if sections is None:
+        return {}
+    if config.get("rope_scaling"):
+        raise text.error("a lengthened context beside images is not supported")
+    if not isinstance(sections, list) or not all(type(each) is int for each in sections):
+        raise text.error(f"rope.dimension_sections must be whole numbers, found {shown(sections)}")
+    return {"rope_scaling": {"rope_type": "default", "mrope_section": sections[:3]}}
 
 
 def _encoder(tower: Tower, kind: str) -> Json:
@@ -151,5 +182,45 @@ def _gemma3(tower: Tower) -> tuple[Json, Json]:
     return {"vision_config": encoder, "mm_tokens_per_image": side**2, **fields}, processor
 
 
-OF_TOWER: dict[str, Callable[[Tower], tuple[Json, Json]]] = {"gemma3": _gemma3}
-"""By the type of the whole model."""
+def _qwen3_vl(tower: Tower) -> tuple[Json, Json]:
+    merge, patch = tower.whole("spatial_merge_size", 2), tower.whole("patch_size")
+    encoder = {
+        "depth": tower.whole("block_count"),
+        "hidden_size": tower.whole("embedding_length"),
+        "intermediate_size": tower.whole("feed_forward_length"),
+        "num_heads": tower.whole("attention.head_count"),
+        "out_hidden_size": tower.whole("projection_dim"),
+        "patch_size": patch,
+        "spatial_merge_size": merge,
+        "temporal_patch_size": _FRAMES,
+        "num_position_embeddings": tower.rows("v.position_embd.weight"),
+        "deepstack_visual_indexes": deepstack_layers(tower.header),
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+    tokens = {
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    }
+    fields = {name: tower.token(text) for name, text in tokens.items()}
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "size": {
+            "shortest_edge": tower.whole("image_min_pixels", 256**2),
+            "longest_edge": tower.whole("image_max_pixels", 4096**2),
+        },
+        "patch_size": patch,
+        "temporal_patch_size": _FRAMES,
+        "merge_size": merge,
+        "image_mean": tower.colours("image_mean"),
+        "image_std": tower.colours("image_std"),
+    }
+    return {"vision_config": encoder, **fields}, processor
+
+
+OF_TOWER: dict[str, Callable[[Tower], tuple[Json, Json]]] = {
+    "gemma3": _gemma3,
+    "qwen3_vl": _qwen3_vl,
+}
+"""By the type of the tower."""
