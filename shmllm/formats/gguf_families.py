@@ -73,6 +73,13 @@ FAMILIES: dict[tuple[str, bool], GgufFamily] = {
         model_type="qwen3_vl_text",
         modules={**DENSE, **QK_NORMS},
     ),
+    ("qwen2vl", False): GgufFamily(
+        title="the language model of Qwen 2 VL and Qwen 2.5 VL",
+        architecture="Qwen2ForCausalLM",
+        model_type="qwen2",
+        modules=DENSE,
+        is_written=False,
+    ),
     ("internlm2", False): GgufFamily(
         title="InternLM 2",
         architecture="LlamaForCausalLM",

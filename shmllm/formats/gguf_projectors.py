@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shmllm.formats.gguf import GgufHeader, shown
 from shmllm.formats.gguf_family import GgufFamily, Place, Places
+from shmllm.formats.gguf_places import MLP
 
 ARCHITECTURE = "clip"
 """The architecture of all files with towers."""
@@ -29,16 +30,31 @@ _SIGLIP: Places = {
     "ffn_down": "mlp.fc2",
 }
 _SIGLIP_TOWER = "vision_tower.vision_model"
+_QWEN_LAYER: Places = {"attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2"}
 _QWEN: Places = {
+    **_QWEN_LAYER,
     "attn_qkv": "attn.qkv",
-    "attn_out": "attn.proj",
-    "ln1": "norm1",
-    "ln2": "norm2",
     "ffn_up": "mlp.linear_fc1",
     "ffn_down": "mlp.linear_fc2",
 }
+_QWEN_APART: Places = {
+    **_QWEN_LAYER,
+    **{
+        f"attn_{kind}": Place(name="attn.qkv", part=part, num_parts=3, in_turn=False)
+        for part, kind in enumerate("qkv")
+    },
+}
 _QWEN_TOWER = "model.visual"
 _PATCHES = Place(name=f"{_QWEN_TOWER}.patch_embed.proj.weight", layout="frames", num_parts=2)
+_QWEN_PATCHES: Places = {
+    "v.patch_embd.weight": _PATCHES,
+    "v.patch_embd.weight.1": replace(_PATCHES, part=1),
+}
+_QWEN_MERGER: Places = {
+    "v.post_ln": f"{_QWEN_TOWER}.merger.ln_q",
+    "mm.0": f"{_QWEN_TOWER}.merger.mlp.0",
+    "mm.2": f"{_QWEN_TOWER}.merger.mlp.2",
+}
 _DEEPSTACK = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
 
 PROJECTORS: dict[str, GgufFamily] = {
@@ -65,14 +81,33 @@ PROJECTORS: dict[str, GgufFamily] = {
         model_type="qwen3_vl",
         modules=_QWEN,
         outside={
-            "v.patch_embd.weight": _PATCHES,
-            "v.patch_embd.weight.1": replace(_PATCHES, part=1),
+            **_QWEN_PATCHES,
             "v.patch_embd.bias": f"{_QWEN_TOWER}.patch_embed.proj.bias",
             "v.position_embd": f"{_QWEN_TOWER}.pos_embed",
             "v.post_ln": f"{_QWEN_TOWER}.merger.norm",
             "mm.0": f"{_QWEN_TOWER}.merger.linear_fc1",
             "mm.2": f"{_QWEN_TOWER}.merger.linear_fc2",
         },
+        layers=f"{_QWEN_TOWER}.blocks",
+        stored_layers=LAYERS,
+        is_written=False,
+    ),
+    "qwen2vl_merger": GgufFamily(
+        title="the tower of Qwen 2 VL",
+        architecture="Qwen2VLForConditionalGeneration",
+        model_type="qwen2_vl",
+        modules={**_QWEN_APART, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        outside={**_QWEN_PATCHES, **_QWEN_MERGER},
+        layers=f"{_QWEN_TOWER}.blocks",
+        stored_layers=LAYERS,
+        is_written=False,
+    ),
+    "qwen2.5vl_merger": GgufFamily(
+        title="the tower of Qwen 2.5 VL",
+        architecture="Qwen2_5_VLForConditionalGeneration",
+        model_type="qwen2_5_vl",
+        modules={**_QWEN_APART, **MLP},
+        outside={**_QWEN_PATCHES, **_QWEN_MERGER},
         layers=f"{_QWEN_TOWER}.blocks",
         stored_layers=LAYERS,
         is_written=False,
@@ -124,7 +159,7 @@ def projector_of(header: GgufHeader) -> GgufFamily:
     }
     family = replace(family, outside={**family.outside, **levels})
     up = header.tensors.get(f"{LAYERS}.0.ffn_up.weight")
-    if up is None or up.shape[:1] == (known.get("clip.vision.feed_forward_length"),):
+    if up is None or up.shape[1:] == (known.get("clip.vision.embedding_length"),):
         return family
     modules = dict(family.modules)
     modules["ffn_up"], modules["ffn_down"] = modules["ffn_down"], modules["ffn_up"]

@@ -66,7 +66,7 @@ class StoredTensor:
         """The shape of all parts together, in the file's layout."""
         shape = [*self.parts[0].entry.shape]
         if len(self.parts) > 1:
-            shape[1 if self.place.in_turn else -2] *= len(self.parts)
+            shape[1 if self.place.in_turn else max(-2, -len(shape))] *= len(self.parts)
         return tuple(shape)
 
     @property
@@ -157,7 +157,8 @@ def _stored(
         needed = " and ".join(name for name, _, _ in family.stored_names(target))
         raise header.error(f"{' and '.join(names)} without {needed}; the file is damaged")
     shapes = [part.entry.shape for part in parts]
-    if len(parts) > 1 and (len(shapes[0]) < 2 or len(set(shapes)) > 1):
+    fewest = 2 if place.in_turn else 1
+    if len(parts) > 1 and (len(shapes[0]) < fewest or len(set(shapes)) > 1):
         listed = " and ".join(str([*shape]) for shape in shapes)
         raise header.error(f"{' and '.join(names)} have the shapes {listed}")
     heads = _heads_in_order(header, family, names[0], parts[0])
@@ -323,4 +324,4 @@ def part_of(joined: Tensor, place: Place, part: int) -> Tensor:
         return joined
     if place.in_turn:
         return joined[:, part :: place.num_parts]
-    return joined.chunk(place.num_parts, -2)[part]
+    return joined.chunk(place.num_parts, max(-2, -joined.ndim))[part]

@@ -52,6 +52,9 @@ def pair(tmp_path: Path, **options: Any) -> Path:
         slow("gemma3", True),
         slow("qwen3_vl_moe", False),
         slow("qwen3_5", False),
+        slow("qwen2_vl", False),
+        slow("qwen2_vl", True),
+        slow("qwen2_5_vl", False),
     ],
 )
 def test_greedy_tokens_are_those_of_transformers(name: str, swaps: bool, tmp_path: Path) -> None:

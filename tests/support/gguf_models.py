@@ -312,8 +312,11 @@ def architecture_of(config: Any) -> gguf.MODEL_ARCH:
         has_experts = "moe" in config.layers_block_type
         return gguf.MODEL_ARCH.NEMOTRON_H_MOE if has_experts else gguf.MODEL_ARCH.NEMOTRON_H
     if hasattr(config, "sections"):  # what a language model has behind a tower
-        has_experts = config.model_type == "qwen3_moe"
-        return gguf.MODEL_ARCH.QWEN3VLMOE if has_experts else gguf.MODEL_ARCH.QWEN3VL
+        return {
+            "qwen2": gguf.MODEL_ARCH.QWEN2VL,
+            "qwen3": gguf.MODEL_ARCH.QWEN3VL,
+            "qwen3_moe": gguf.MODEL_ARCH.QWEN3VLMOE,
+        }[config.model_type]
     return ARCHITECTURES[config.model_type]
 
 

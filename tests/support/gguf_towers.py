@@ -14,14 +14,22 @@ from support.gguf_models import CONTROL, NORMAL, UNUSED, Array, write, write_mod
 
 TEXT_MODELS = {
     "gemma3": "Gemma3",
+    "qwen2_vl": "Qwen2",
+    "qwen2_5_vl": "Qwen2",
     "qwen3_vl": "Qwen3",
     "qwen3_vl_moe": "Qwen3Moe",
     "qwen3_5": "Qwen3_5",
 }
 """The beginnings of transformers' classes of the text models, by the names of `vision_models`."""
-_TYPES = {"gemma3": "gemma3"}
-"""llama.cpp's types of towers; all others are Qwen's."""
+_TYPES = {
+    "gemma3": "gemma3",
+    "qwen2_vl": "qwen2vl_merger",
+    "qwen2_5_vl": "qwen2.5vl_merger",
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5"), "qwen3vl_merger"),
+}
+"""llama.cpp's types of towers."""
 _MERGER = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}
+_MERGER |= {"ln_q": "v.post_ln", "mlp.0": "mm.0", "mlp.2": "mm.2"}
 _TEXT, _OUTER = "model.language_model.", "model."
 
 
@@ -88,7 +96,7 @@ def write_pair(
 def _text_model(name: str, config: Any) -> Any:
     """An empty text model of a configuration."""
     stem = TEXT_MODELS[name]
-    if name.startswith("qwen3_vl"):  # whose text model is Qwen 3 with a rotation by axes
+    if "_vl" in name:  # whose text model is Qwen's with a rotation by axes
         own = config.to_dict()
         fields = {key: value for key, value in own.items() if key != "model_type"}
         config = getattr(transformers, f"{stem}Config")(**fields)
@@ -110,8 +118,11 @@ def _stored(key: str, values: Array, model: Any) -> Iterator[tuple[str, Array]]:
         layer = vision.deepstack_visual_indexes[int(level)]
         yield f"v.deepstack.{layer}.{module.replace('linear_', '')}.{kind}", values
     elif key.startswith("visual.merger."):
-        module, kind = key.split(".")[2:]
+        module, kind = key.removeprefix("visual.merger.").rsplit(".", 1)
         yield f"{_MERGER[module]}.{kind}", values
+    elif ".attn.qkv." in key and vision.model_type.startswith("qwen2"):
+        for part, each in zip("qkv", np.split(values, 3), strict=True):
+            yield key.replace("qkv", part), each
     else:
         known = key.replace("_weight", ".weight")
         yield known.replace("vision_tower.", "vision_tower.vision_model."), values
@@ -144,11 +155,13 @@ def _add_tokens(
 def _add_sizes(writer: gguf.GGUFWriter, name: str, model: Any, settings: dict[str, Any]) -> None:
     vision, text = model.config.vision_config, model.config.text_config
     writer.add_clip_has_vision_encoder(True)
-    writer.add_clip_projector_type(_TYPES.get(name, "qwen3vl_merger"))
+    writer.add_clip_projector_type(_TYPES[name])
     writer.add_vision_projection_dim(text.hidden_size)
     writer.add_vision_patch_size(vision.patch_size)
-    writer.add_vision_embedding_length(vision.hidden_size)
-    writer.add_vision_feed_forward_length(vision.intermediate_size)
+    width = getattr(vision, "embed_dim", vision.hidden_size)
+    writer.add_vision_embedding_length(width)
+    inner = vision.hidden_size if name == "qwen2_vl" else vision.intermediate_size
+    writer.add_vision_feed_forward_length(inner)
     writer.add_vision_image_mean(settings["image_mean"])
     writer.add_vision_image_std(settings["image_std"])
     if name == "gemma3":
@@ -159,11 +172,13 @@ def _add_sizes(writer: gguf.GGUFWriter, name: str, model: Any, settings: dict[st
         writer.add_vision_attention_layernorm_eps(vision.layer_norm_eps)
         writer.add_vision_projector_scale_factor(side // int(model.config.mm_tokens_per_image**0.5))
         return
-    writer.add_vision_image_size(int(vision.num_position_embeddings**0.5) * vision.patch_size)
+    writer.add_vision_image_size(560)
     writer.add_vision_block_count(vision.depth)
     writer.add_vision_head_count(vision.num_heads)
     writer.add_vision_attention_layernorm_eps(1e-6)
-    writer.add_vision_spatial_merge_size(vision.spatial_merge_size)
+    if name == "qwen2_5_vl":
+        writer.add_vision_n_wa_pattern(vision.fullatt_block_indexes[0] + 1)
+        writer.add_vision_window_size(vision.window_size)
     levels = getattr(vision, "deepstack_visual_indexes", [])
     if levels:
         writer.add_vision_is_deepstack_layers([layer in levels for layer in range(vision.depth)])

@@ -14,7 +14,12 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import GgufHeader, read_header, shown
-from shmllm.formats.gguf_projectors import ARCHITECTURE, deepstack_layers, projector_of
+from shmllm.formats.gguf_projectors import (
+    ARCHITECTURE,
+    LAYERS,
+    deepstack_layers,
+    projector_of,
+)
 from shmllm.frontend.gguf.metadata import Metadata
 
 logger = logging.getLogger(__name__)
@@ -23,6 +28,8 @@ Json = dict[str, Any]
 
 WHOLE: dict[tuple[str, str], tuple[str, str]] = {
     ("gemma3", "gemma3"): ("Gemma3ForConditionalGeneration", "gemma3"),
+    ("qwen2_vl", "qwen2vl"): ("Qwen2VLForConditionalGeneration", "qwen2_vl"),
+    ("qwen2_5_vl", "qwen2vl"): ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
     ("qwen3_vl", "qwen3vl"): ("Qwen3VLForConditionalGeneration", "qwen3_vl"),
     ("qwen3_vl", "qwen3vlmoe"): ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe"),
     ("qwen3_vl", "qwen35"): ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
@@ -84,6 +91,16 @@ class Tower:
         if found is None or len(found.shape) != 2:
             raise self.header.error(f"no matrix {name}")
         return found.shape[0]
+
+    def inner(self) -> int:
+        """The width of the activation of an MLP: what the projection to it or from it has beside
+        the width of the stream."""
+        width = self.whole("embedding_length")
+        found = self.header.tensors.get(f"{LAYERS}.0.ffn_up.weight")
+        shape = () if found is None else found.shape
+        if len(shape) != 2 or width not in shape:
+            raise self.header.error(f"no matrix {LAYERS}.0.ffn_up.weight of the width {width:,}")
+        return shape[0] if shape[1] == width else shape[1]
 
     def token(self, text: str) -> int:
         """The id of a token of the text model."""
@@ -153,7 +170,7 @@ def _encoder(tower: Tower, kind: str) -> Json:
     return {
         "model_type": kind,
         "hidden_size": tower.whole("embedding_length"),
-        "intermediate_size": tower.whole("feed_forward_length"),
+        "intermediate_size": tower.inner(),
         "num_hidden_layers": tower.whole("block_count"),
         "num_attention_heads": tower.whole("attention.head_count"),
         "image_size": tower.whole("image_size"),
@@ -182,20 +199,15 @@ def _gemma3(tower: Tower) -> tuple[Json, Json]:
     return {"vision_config": encoder, "mm_tokens_per_image": side**2, **fields}, processor
 
 
-def _qwen3_vl(tower: Tower) -> tuple[Json, Json]:
+def _qwen(tower: Tower, *, fewest: int, most: int) -> tuple[Json, Json]:
+    """What all have, with the bounds of the pixels of an image where the file says none."""
     merge, patch = tower.whole("spatial_merge_size", 2), tower.whole("patch_size")
     encoder = {
         "depth": tower.whole("block_count"),
-        "hidden_size": tower.whole("embedding_length"),
-        "intermediate_size": tower.whole("feed_forward_length"),
         "num_heads": tower.whole("attention.head_count"),
-        "out_hidden_size": tower.whole("projection_dim"),
         "patch_size": patch,
         "spatial_merge_size": merge,
         "temporal_patch_size": _FRAMES,
-        "num_position_embeddings": tower.rows("v.position_embd.weight"),
-        "deepstack_visual_indexes": deepstack_layers(tower.header),
-        "hidden_act": "gelu_pytorch_tanh",
     }
     tokens = {
         "image_token_id": "<|image_pad|>",
@@ -207,8 +219,8 @@ def _qwen3_vl(tower: Tower) -> tuple[Json, Json]:
     processor = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "size": {
-            "shortest_edge": tower.whole("image_min_pixels", 256**2),
-            "longest_edge": tower.whole("image_max_pixels", 4096**2),
+            "shortest_edge": tower.whole("image_min_pixels", fewest),
+            "longest_edge": tower.whole("image_max_pixels", most),
         },
         "patch_size": patch,
         "temporal_patch_size": _FRAMES,
@@ -219,8 +231,51 @@ def _qwen3_vl(tower: Tower) -> tuple[Json, Json]:
     return {"vision_config": encoder, **fields}, processor
 
 
+def _qwen2_vl(tower: Tower) -> tuple[Json, Json]:
+    """Files have the width of the embeddings in place of that of an MLP's activation."""
+    fields, processor = _qwen(tower, fewest=56**2, most=3584**2)
+    width = tower.whole("embedding_length")
+    fields["vision_config"] |= {
+        "embed_dim": width,
+        "hidden_size": tower.whole("projection_dim"),
+        "mlp_ratio": tower.inner() // width,
+        "hidden_act": "quick_gelu",
+    }
+    return fields, processor
+
+
+def _qwen2_5_vl(tower: Tower) -> tuple[Json, Json]:
+    fields, processor = _qwen(tower, fewest=56**2, most=3584**2)
+    period, depth = tower.whole("n_wa_pattern"), fields["vision_config"]["depth"]
+    fields["vision_config"] |= {
+        "hidden_size": tower.whole("embedding_length"),
+        "intermediate_size": tower.inner(),
+        "out_hidden_size": tower.whole("projection_dim"),
+        "window_size": tower.whole("window_size", 112),
+        "fullatt_block_indexes": list(range(period - 1, depth, period)),
+        "tokens_per_second": 2,
+        "hidden_act": "silu",
+    }
+    return fields, processor
+
+
+def _qwen3_vl(tower: Tower) -> tuple[Json, Json]:
+    fields, processor = _qwen(tower, fewest=256**2, most=4096**2)
+    fields["vision_config"] |= {
+        "hidden_size": tower.whole("embedding_length"),
+        "intermediate_size": tower.inner(),
+        "out_hidden_size": tower.whole("projection_dim"),
+        "num_position_embeddings": tower.rows("v.position_embd.weight"),
+        "deepstack_visual_indexes": deepstack_layers(tower.header),
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+    return fields, processor
+
+
 OF_TOWER: dict[str, Callable[[Tower], tuple[Json, Json]]] = {
     "gemma3": _gemma3,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
 }
 """By the type of the tower."""
