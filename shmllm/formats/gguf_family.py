@@ -16,7 +16,7 @@ NUM_HEADS, NUM_KV_HEADS = "attention.head_count", "attention.head_count_kv"
 """The keys, below the architecture's prefix, of the numbers of heads of queries, and of keys and
 values."""
 
-_PERMUTED = re.compile(r"blk\.\d+\.attn_(q|k|qkv)\.\w+")
+_PERMUTED = re.compile(r"(?:v\.)?blk\.\d+\.attn_(q|k|qkv)\.\w+")
 _HEADS_KEYS: dict[str, tuple[str | None, ...]] = {
     "q": (NUM_HEADS,),
     "k": (NUM_KV_HEADS,),
@@ -132,6 +132,8 @@ class GgufFamily:
         is_permuted: whether the rows of queries and keys are in llama.cpp's order, in which it
             rotates neighbouring rows of a head together; transformers rotates the two halves.
         is_partial: whether only a part of each head may be rotated.
+        head_count: the key of the number of heads of queries and of keys; None: they have NUM_HEADS
+            and NUM_KV_HEADS.
         norm_offset: what the file's weights of norms have more than a checkpoint's.
         is_hybrid: whether only some layers have attention; the file says that others have 0 heads
             of keys.
@@ -162,6 +164,7 @@ class GgufFamily:
     stored_layers: str = "blk"
     is_permuted: bool = False
     is_partial: bool = False
+    head_count: str | None = None
     norm_offset: float = 0.0
     is_hybrid: bool = False
     has_mixers_alone: bool = False
@@ -240,6 +243,7 @@ class GgufFamily:
             return NUM_HEADS, NUM_KV_HEADS
         found = _PERMUTED.fullmatch(stored) if self.is_permuted else None
         key = _HEADS_KEYS[found[1]][number] if found else None
+        key = key and (self.head_count or key)
         return () if key is None else (key,)
 
     def offset(self, stored: str) -> float:

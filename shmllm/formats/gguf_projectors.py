@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from shmllm.formats.gguf import GgufHeader, shown
-from shmllm.formats.gguf_family import GgufFamily, Place, Places
-from shmllm.formats.gguf_places import MLP
+from shmllm.formats.gguf_family import NUM_HEADS, GgufFamily, Place, Places
+from shmllm.formats.gguf_places import MLP, gated_mlp
 
 ARCHITECTURE = "clip"
 """The architecture of all files with towers."""
@@ -28,6 +28,13 @@ _SIGLIP: Places = {
     "ln2": "layer_norm2",
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
+}
+_PIXTRAL: Places = {
+    **{f"attn_{kind}": f"attention.{kind}_proj" for kind in "qkv"},
+    "attn_out": "attention.o_proj",
+    "ln1": "attention_norm",
+    "ln2": "ffn_norm",
+    **gated_mlp("ffn_{}", "feed_forward"),
 }
 _SIGLIP_TOWER = "vision_tower.vision_model"
 _QWEN_LAYER: Places = {"attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2"}
@@ -73,6 +80,40 @@ PROJECTORS: dict[str, GgufFamily] = {
         layers=f"{_SIGLIP_TOWER}.encoder.layers",
         stored_layers=LAYERS,
         norm_offset=1.0,
+        is_written=False,
+    ),
+    "idefics3": GgufFamily(
+        title="the tower of SmolVLM and Idefics 3",
+        architecture="SmolVLMForConditionalGeneration",
+        model_type="smolvlm",
+        modules=_SIGLIP,
+        outside={
+            "v.patch_embd": "model.vision_model.embeddings.patch_embedding",
+            "v.position_embd": "model.vision_model.embeddings.position_embedding",
+            "v.post_ln": "model.vision_model.post_layernorm",
+            "mm.model.fc": "model.connector.modality_projection.proj",
+        },
+        layers="model.vision_model.encoder.layers",
+        stored_layers=LAYERS,
+        is_written=False,
+    ),
+    "pixtral": GgufFamily(
+        title="the tower of Mistral 3",
+        architecture="Mistral3ForConditionalGeneration",
+        model_type="mistral3",
+        modules=_PIXTRAL,
+        outside={
+            "v.patch_embd": "vision_tower.patch_conv",
+            "v.pre_ln": "vision_tower.ln_pre",
+            "mm.input_norm": "multi_modal_projector.norm",
+            "mm.patch_merger": "multi_modal_projector.patch_merger.merging_layer",
+            "mm.1": "multi_modal_projector.linear_1",
+            "mm.2": "multi_modal_projector.linear_2",
+        },
+        layers="vision_tower.transformer.layers",
+        stored_layers=LAYERS,
+        is_permuted=True,
+        head_count=f"vision.{NUM_HEADS}",
         is_written=False,
     ),
     "qwen3vl_merger": GgufFamily(

@@ -50,6 +50,8 @@ def pair(tmp_path: Path, **options: Any) -> Path:
         ("gemma3", False),
         ("qwen3_vl", False),
         slow("gemma3", True),
+        slow("smolvlm", False),
+        slow("mistral3", False),
         slow("qwen3_vl_moe", False),
         slow("qwen3_5", False),
         slow("qwen2_vl", False),

@@ -14,6 +14,8 @@ from support.gguf_models import CONTROL, NORMAL, UNUSED, Array, write, write_mod
 
 TEXT_MODELS = {
     "gemma3": "Gemma3",
+    "smolvlm": "Llama",
+    "mistral3": "Mistral",
     "qwen2_vl": "Qwen2",
     "qwen2_5_vl": "Qwen2",
     "qwen3_vl": "Qwen3",
@@ -23,6 +25,8 @@ TEXT_MODELS = {
 """The beginnings of transformers' classes of the text models, by the names of `vision_models`."""
 _TYPES = {
     "gemma3": "gemma3",
+    "smolvlm": "idefics3",
+    "mistral3": "pixtral",
     "qwen2_vl": "qwen2vl_merger",
     "qwen2_5_vl": "qwen2.5vl_merger",
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5"), "qwen3vl_merger"),
@@ -30,7 +34,7 @@ _TYPES = {
 """llama.cpp's types of towers."""
 _MERGER = {"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"}
 _MERGER |= {"ln_q": "v.post_ln", "mlp.0": "mm.0", "mlp.2": "mm.2"}
-_TEXT, _OUTER = "model.language_model.", "model."
+_TEXT, _OUTER = ("model.language_model.", "model.text_model."), "model."
 
 
 def write_pair(
@@ -59,7 +63,7 @@ def write_pair(
     directory.mkdir()
     tensors = model.state_dict()
     text = _text_model(name, model.config.text_config)
-    own = {key.replace(_TEXT, "model."): value for key, value in tensors.items()}
+    own = {key.replace(_TEXT[0], _OUTER).replace(_TEXT[1], _OUTER): tensors[key] for key in tensors}
     text.load_state_dict({key: own[key] for key in text.state_dict()})
     vocab_size = text.config.vocab_size
 
@@ -74,15 +78,15 @@ def write_pair(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
 
     def fill(writer: gguf.GGUFWriter) -> None:
-        _add_sizes(
-            writer, name, model, json.loads((source / "preprocessor_config.json").read_text())
-        )
+        settings = json.loads((source / "preprocessor_config.json").read_text())
+        _add_sizes(writer, name, model, settings)
         for key, value in (change or {}).items():
             writer.kv_data[0][key].value = value
         for key, tensor in tensors.items():
             if key.startswith(_TEXT) or not key.startswith(_OUTER):
                 continue
-            for known, values in _stored(key.removeprefix(_OUTER), tensor.numpy(), model):
+            inner = key.removeprefix("" if name == "smolvlm" else _OUTER)
+            for known, values in _stored(inner, tensor.numpy(), model):
                 stored = names.get_name(known, try_suffixes=(".weight", ".bias")) or known
                 assert stored.startswith(("v.", "mm.")), key
                 if swaps and ".ffn_" in stored:
@@ -120,6 +124,15 @@ def _stored(key: str, values: Array, model: Any) -> Iterator[tuple[str, Array]]:
     elif key.startswith("visual.merger."):
         module, kind = key.removeprefix("visual.merger.").rsplit(".", 1)
         yield f"{_MERGER[module]}.{kind}", values
+    elif key.startswith("vision_tower.") and key.endswith(("q_proj.weight", "k_proj.weight")):
+        if vision.model_type == "pixtral":
+            pairs = values.reshape(vision.num_attention_heads, 2, -1, values.shape[-1])
+            values = pairs.swapaxes(1, 2).reshape(values.shape)
+            yield key, values
+        else:
+            yield key.replace("vision_tower.", "vision_tower.vision_model."), values
+    elif vision.model_type == "pixtral":
+        yield key, values
     elif ".attn.qkv." in key and vision.model_type.startswith("qwen2"):
         for part, each in zip("qkv", np.split(values, 3), strict=True):
             yield key.replace("qkv", part), each
@@ -164,13 +177,26 @@ def _add_sizes(writer: gguf.GGUFWriter, name: str, model: Any, settings: dict[st
     writer.add_vision_feed_forward_length(inner)
     writer.add_vision_image_mean(settings["image_mean"])
     writer.add_vision_image_std(settings["image_std"])
-    if name == "gemma3":
+    if name == "mistral3":
+        writer.add_vision_image_size(settings["size"]["longest_edge"])
+        writer.add_vision_block_count(vision.num_hidden_layers)
+        writer.add_vision_head_count(vision.num_attention_heads)
+        writer.add_vision_attention_layernorm_eps(1e-5)
+        writer.add_vision_use_gelu(vision.hidden_act == "gelu")
+        writer.add_vision_use_silu(vision.hidden_act == "silu")
+        return
+    if name in ("gemma3", "smolvlm"):
         side = vision.image_size // vision.patch_size
         writer.add_vision_image_size(vision.image_size)
         writer.add_vision_block_count(vision.num_hidden_layers)
         writer.add_vision_head_count(vision.num_attention_heads)
         writer.add_vision_attention_layernorm_eps(vision.layer_norm_eps)
-        writer.add_vision_projector_scale_factor(side // int(model.config.mm_tokens_per_image**0.5))
+        if name == "gemma3":
+            factor = side // int(model.config.mm_tokens_per_image**0.5)
+        else:
+            factor = model.config.scale_factor
+            writer.add_vision_preproc_image_size(settings["size"]["longest_edge"])
+        writer.add_vision_projector_scale_factor(factor)
         return
     writer.add_vision_image_size(560)
     writer.add_vision_block_count(vision.depth)

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf import GgufHeader, read_header, shown
@@ -26,19 +26,41 @@ logger = logging.getLogger(__name__)
 
 Json = dict[str, Any]
 
-WHOLE: dict[tuple[str, str], tuple[str, str]] = {
-    ("gemma3", "gemma3"): ("Gemma3ForConditionalGeneration", "gemma3"),
-    ("qwen2_vl", "qwen2vl"): ("Qwen2VLForConditionalGeneration", "qwen2_vl"),
-    ("qwen2_5_vl", "qwen2vl"): ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
-    ("qwen3_vl", "qwen3vl"): ("Qwen3VLForConditionalGeneration", "qwen3_vl"),
-    ("qwen3_vl", "qwen3vlmoe"): ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe"),
-    ("qwen3_vl", "qwen35"): ("Qwen3_5ForConditionalGeneration", "qwen3_5"),
-    ("qwen3_vl", "qwen35moe"): ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+
+class Whole(NamedTuple):
+    """transformers' names of a model of a text model and a tower.
+
+    Attributes:
+        architecture: the class.
+        model_type: the type of the whole.
+        text_type: that of the text model.
+    """
+
+    architecture: str
+    model_type: str
+    text_type: str
+
+
+def _whole(stem: str, model_type: str, text_type: str = "") -> Whole:
+    name = f"{stem}ForConditionalGeneration"
+    return Whole(name, model_type, text_type or f"{model_type}_text")
+
+
+WHOLE: dict[tuple[str, str], Whole] = {
+    ("gemma3", "gemma3"): _whole("Gemma3", "gemma3"),
+    ("smolvlm", "llama"): _whole("SmolVLM", "smolvlm", "llama"),
+    ("mistral3", "llama"): _whole("Mistral3", "mistral3", "mistral"),
+    ("mistral3", "mistral3"): _whole("Mistral3", "mistral3", "ministral3"),
+    ("qwen2_vl", "qwen2vl"): _whole("Qwen2VL", "qwen2_vl"),
+    ("qwen2_5_vl", "qwen2vl"): _whole("Qwen2_5_VL", "qwen2_5_vl"),
+    ("qwen3_vl", "qwen3vl"): _whole("Qwen3VL", "qwen3_vl"),
+    ("qwen3_vl", "qwen3vlmoe"): _whole("Qwen3VLMoe", "qwen3_vl_moe"),
+    ("qwen3_vl", "qwen35"): _whole("Qwen3_5", "qwen3_5"),
+    ("qwen3_vl", "qwen35moe"): _whole("Qwen3_5Moe", "qwen3_5_moe"),
 }
-"""transformers' classes and types of whole models, by the types of towers and llama.cpp's
-architectures of text models."""
+"""By the types of towers and llama.cpp's architectures of text models."""
 PREPROCESSOR = "preprocessor_config.json"
-_BILINEAR = 2
+_LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3
 _FRAMES = 2
 
 
@@ -72,6 +94,10 @@ class Tower:
                 f"clip.vision.{name} must be a positive number, found {shown(value)}"
             )
         return float(value)
+
+    def flag(self, name: str) -> bool:
+        """Whether clip says so."""
+        return self.header.metadata.get(f"clip.{name}") is True
 
     def colours(self, name: str) -> list[float]:
         """A number for each colour of clip.vision."""
@@ -132,7 +158,6 @@ def _files(header: GgufHeader, text: GgufHeader, config: Json) -> dict[str, Json
     found = WHOLE.get((family.model_type, text.architecture))
     if found is None:
         raise header.error(f"{family.title} does not belong to a model {shown(text.architecture)}")
-    architecture, model_type = found
     width, own = config["hidden_size"], tower.whole("projection_dim")
     if own != width:
         raise header.error(
@@ -140,9 +165,9 @@ def _files(header: GgufHeader, text: GgufHeader, config: Json) -> dict[str, Json
         )
     outer, processor = OF_TOWER[family.model_type](tower)
     kept = {name: config[name] for name in _KEPT if name in config}
-    whole = {"architectures": [architecture], "model_type": model_type}
+    whole = {"architectures": [found.architecture], "model_type": found.model_type}
     inner = {name: value for name, value in config.items() if name != "architectures"}
-    inner |= {"model_type": f"{model_type}_text", **_axes(text, inner)}
+    inner |= {"model_type": found.text_type, **_axes(text, inner)}
     return {
         "config.json": {**kept, **whole, "text_config": inner, **outer},
         PREPROCESSOR: processor,
@@ -197,6 +222,54 @@ def _gemma3(tower: Tower) -> tuple[Json, Json]:
         "image_std": tower.colours("image_std"),
     }
     return {"vision_config": encoder, "mm_tokens_per_image": side**2, **fields}, processor
+
+
+def _smolvlm(tower: Tower) -> tuple[Json, Json]:
+    encoder = _encoder(tower, "smolvlm_vision")
+    size = encoder["image_size"]
+    fields = {
+        "scale_factor": tower.whole("projector.scale_factor", 2),
+        "image_token_id": tower.token("<image>"),
+    }
+    processor = {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "do_image_splitting": True,
+        "size": {"longest_edge": tower.whole("preproc_image_size", 4 * size)},
+        "max_image_size": {"longest_edge": size},
+        "resample": _LANCZOS,
+        "image_mean": tower.colours("image_mean"),
+        "image_std": tower.colours("image_std"),
+    }
+    return {"vision_config": encoder, **fields}, processor
+
+
+def _mistral3(tower: Tower) -> tuple[Json, Json]:
+    """Files do not say how large images may be, which is what the tower was trained for."""
+    if "mm.patch_merger.weight" not in tower.header.tensors:
+        raise tower.header.error("the tower of Pixtral 12B is not supported")
+    encoder = _encoder(tower, "pixtral") | {
+        "hidden_act": "gelu" if tower.flag("use_gelu") else "silu",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    del encoder["layer_norm_eps"]
+    merge, patch = tower.whole("spatial_merge_size", 2), encoder["patch_size"]
+    fields = {
+        "spatial_merge_size": merge,
+        "vision_feature_layer": -1,
+        "multimodal_projector_bias": "mm.1.bias" in tower.header.tensors,
+        "projector_hidden_act": "gelu",
+        "image_token_index": tower.token("[IMG]"),
+    }
+    processor = {
+        "image_processor_type": "PixtralImageProcessorFast",
+        "size": {"longest_edge": encoder["image_size"]},
+        "patch_size": patch,
+        "spatial_merge_size": merge,
+        "resample": _BICUBIC,
+        "image_mean": tower.colours("image_mean"),
+        "image_std": tower.colours("image_std"),
+    }
+    return {"vision_config": encoder, **fields}, processor
 
 
 def _qwen(tower: Tower, *, fewest: int, most: int) -> tuple[Json, Json]:
@@ -274,6 +347,8 @@ def _qwen3_vl(tower: Tower) -> tuple[Json, Json]:
 
 OF_TOWER: dict[str, Callable[[Tower], tuple[Json, Json]]] = {
     "gemma3": _gemma3,
+    "smolvlm": _smolvlm,
+    "mistral3": _mistral3,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
