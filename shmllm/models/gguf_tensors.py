@@ -21,8 +21,10 @@ from shmllm.formats.gguf_family import NUM_HEADS, GgufFamily, Layout, Place
 from shmllm.formats.gguf_model import family_of, further_prefixes
 from shmllm.formats.gguf_pieces import read_pieces
 
-_IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_IGNORED += ("v.token_embd.img_break",)
+_IGNORED = (
+    *("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
+    "v.token_embd.img_break",
+)
 """The model directory's config.json has parameters that give these, or their values; or they are
 rows of the table of embeddings."""
 
