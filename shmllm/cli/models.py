@@ -87,9 +87,11 @@ def takes(found: ModelRecord) -> tuple[str, ...]:
         return ()
     from shmllm.cli.items import modalities_of
     from shmllm.errors import EngineStartError
+    from shmllm.frontend.model_files import has_projector, resolve_model
 
+    path = Path(found.path)
     try:
-        return modalities_of(Path(found.path))
+        return modalities_of(resolve_model(str(path)) if has_projector(path) else path)
     except EngineStartError:
         return ()
 

@@ -184,6 +184,16 @@ def gguf_files(directory: Path) -> list[Path]:
     return models_in(directory)
 
 
+def has_projector(path: Path) -> bool:
+    """Whether a GGUF file, or the only one of a directory, has a tower of images beside it."""
+    files = gguf_files(path) if path.is_dir() else [path] if path.suffix == ".gguf" else []
+    if len(files) != 1:
+        return False
+    from shmllm.formats.gguf_projectors import projector_beside
+
+    return projector_beside(files[0]) is not None
+
+
 def gguf_names(files: Sequence[Path]) -> str:
     """How errors list what `gguf_files` found."""
     from shmllm.formats.gguf_pieces import label

@@ -14,9 +14,11 @@ from support.variants import slow
 from support.vision_models import make_vision_model, reference_tokens
 
 from shmllm import LLM, RequestError, SamplingParams
+from shmllm.cli.models import takes
 from shmllm.errors import EngineStartError
 from shmllm.formats.gguf_projectors import projector_beside
 from shmllm.frontend.model_files import gguf_files, resolve_model
+from shmllm.frontend.model_listing import describe_models
 
 OPTIONS: dict[str, Any] = {"max_model_len": 256, "dtype": "float32"}
 SLIDING = "sliding_attention"  # as llama.cpp takes the first layers of each six
@@ -121,6 +123,16 @@ def test_a_directory_with_a_model_and_its_tower_is_that_model(tmp_path: Path) ->
     file = pair(tmp_path)
     assert resolve_model(str(file.parent)) == resolve_model(str(file))
     assert gguf_files(file.parent) == [file]
+
+
+def test_the_list_of_models_says_that_it_takes_images(tmp_path: Path) -> None:
+    file = pair(tmp_path)
+    for name in (file, file.parent):
+        [record] = describe_models(str(name))
+        assert takes(record) == ("image",)
+    file.with_name("mmproj-F16.gguf").unlink()
+    [record] = describe_models(str(file))
+    assert takes(record) == ()
 
 
 def test_a_tower_alone_is_no_model(tmp_path: Path) -> None:
