@@ -168,15 +168,15 @@ def is_projector(path: Path) -> bool:
     return _NAME in path.name.lower()
 
 
-def projector_beside(model: Path) -> Path | None:
-    """Returns the file with the tower that lies beside a model; of copies in several precisions
-    the one in float16, in bfloat16 or in float32, in this order. None: there is none."""
-    found = sorted(each for each in model.parent.glob("*.gguf") if is_projector(each))
-    for precision in _PREFERRED:
-        for path in found:
-            if re.search(precision, path.stem.lower()):
-                return path
-    return found[0] if found else None
+def projectors_beside(model: Path) -> list[Path]:
+    """Returns the files with towers that lie beside a model: of copies in several precisions first
+    that in float16, then that in bfloat16 and that in float32."""
+
+    def rank(path: Path) -> tuple[int, str]:
+        matches = (bool(re.search(each, path.stem.lower())) for each in _PREFERRED)
+        return next((n for n, found in enumerate(matches) if found), len(_PREFERRED)), path.name
+
+    return sorted(filter(is_projector, model.parent.glob("*.gguf")), key=rank)
 
 
 def projector_of(header: GgufHeader) -> GgufFamily:

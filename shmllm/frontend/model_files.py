@@ -189,9 +189,9 @@ def has_projector(path: Path) -> bool:
     files = gguf_files(path) if path.is_dir() else [path] if path.suffix == ".gguf" else []
     if len(files) != 1:
         return False
-    from shmllm.formats.gguf_projectors import projector_beside
+    from shmllm.formats.gguf_projectors import projectors_beside
 
-    return projector_beside(files[0]) is not None
+    return bool(projectors_beside(files[0]))
 
 
 def gguf_names(files: Sequence[Path]) -> str:

@@ -16,7 +16,8 @@ from support.vision_models import make_vision_model, reference_tokens
 from shmllm import LLM, RequestError, SamplingParams
 from shmllm.cli.models import takes
 from shmllm.errors import EngineStartError
-from shmllm.formats.gguf_projectors import projector_beside
+from shmllm.formats.gguf_directory import check_source
+from shmllm.formats.gguf_projectors import projectors_beside
 from shmllm.frontend.model_files import gguf_files, resolve_model
 from shmllm.frontend.model_listing import describe_models
 
@@ -145,22 +146,30 @@ def test_a_tower_alone_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "chosen"),
+    "names",
     [
-        (["mmproj-F32.gguf", "mmproj-BF16.gguf", "mmproj-F16.gguf"], "mmproj-F16.gguf"),
-        (["mmproj-F32.gguf", "model-mmproj-bf16.gguf"], "model-mmproj-bf16.gguf"),
-        (["MMPROJ-Q8_0.gguf", "mmproj-f32.gguf"], "mmproj-f32.gguf"),
-        (["mmproj.gguf"], "mmproj.gguf"),
-        ([], None),
+        ["mmproj-F16.gguf", "mmproj-BF16.gguf", "mmproj-F32.gguf", "mmproj-Q8_0.gguf"],
+        ["model-mmproj-bf16.gguf", "MMPROJ-F32.gguf", "a-mmproj.gguf", "mmproj.gguf"],
+        [],
     ],
 )
-def test_of_several_towers_that_in_float16_is_read(
-    names: list[str], chosen: str | None, tmp_path: Path
-) -> None:
+def test_of_several_towers_that_in_float16_comes_first(names: list[str], tmp_path: Path) -> None:
     for name in (*names, "model-F16.gguf"):
         (tmp_path / name).touch()
-    found = projector_beside(tmp_path / "model-F16.gguf")
-    assert (None if found is None else found.name) == chosen
+    found = projectors_beside(tmp_path / "model-F16.gguf")
+    assert [path.name for path in found] == names
+
+
+def test_towers_of_other_models_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = pair(tmp_path, tower="mmproj-b.gguf")
+    file.with_name("mmproj-a-f16.gguf").write_bytes(b"GGUF damaged")
+    directory = resolve_model(str(file))
+    assert (directory / "mmproj.gguf").resolve() == file.with_name("mmproj-b.gguf")
+    assert "sees no images" not in caplog.text
+    file.with_name("mmproj-a-f16.gguf").unlink()
+    check_source(directory)  # what was not read may go
 
 
 def test_a_tower_that_appears_or_changes_makes_another_directory(tmp_path: Path) -> None:

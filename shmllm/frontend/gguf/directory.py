@@ -31,9 +31,9 @@ from shmllm.formats.gguf_directory import (
     identity,
 )
 from shmllm.formats.gguf_pieces import piece_name, pieces_of, read_pieces
-from shmllm.formats.gguf_projectors import projector_beside
+from shmllm.formats.gguf_projectors import projectors_beside
 from shmllm.frontend.gguf.config import generation_config, model_config
-from shmllm.frontend.gguf.projector import PREPROCESSOR, projector_files
+from shmllm.frontend.gguf.projector import find_projector
 from shmllm.frontend.gguf.sentence_files import sentence_files
 from shmllm.frontend.gguf.tokenizer import has_vocabulary, make_tokenizer
 
@@ -46,9 +46,9 @@ _LONGEST_STEM = 100
 
 def model_directory(file: Path) -> Path:
     """The model directory of a GGUF file: config.json, tokenizer.json, tokenizer_config.json,
-    perhaps generation_config.json and the files of sentence-transformers, and a link to the file
-    for the weights. Any piece of a model in
-    several files stands for all of them.
+    perhaps generation_config.json and the files of sentence-transformers, and links to the file
+    with the weights and to that with the tower. Any piece of a model in several files stands for
+    all of them.
 
     The directory lies in $XDG_CACHE_HOME/shmllm/models, or in the folder for temporary files if
     that cannot be written.
@@ -57,21 +57,14 @@ def model_directory(file: Path) -> Path:
         EngineStartError: the file cannot be read, has a model or tokenizer that is not supported,
             or no directory can be made. The message is one line.
     """
-    pieces, projector = pieces_of(file), projector_beside(file)
-    count = len(pieces)
-    names = [piece_name(LINK_STEM, index + 1, count) for index in range(count)]
-    links = dict(zip(names if count > 1 else [LINK], map(SourceFile.of, pieces), strict=True))
-    if projector is not None:
-        links[PROJECTOR_LINK] = SourceFile.of(projector)
-    sources = [*links.values()]
-    name = _name(sources)
+    pieces, projectors = pieces_of(file), projectors_beside(file)
+    sources = {path: SourceFile.of(path) for path in (*pieces, *projectors)}
+    name = _name([*sources.values()])
     places = _places()
     for place in places:
         if _is_ours(place / name):
             return place / name
-    contents = _convert(pieces, projector, sources)
-    if PREPROCESSOR not in contents:
-        links.pop(PROJECTOR_LINK, None)
+    contents, links = _convert(pieces, projectors, sources)
     problems = []
     for place in places:
         try:
@@ -111,27 +104,32 @@ def _is_ours(directory: Path) -> bool:
 
 
 def _convert(
-    pieces: list[Path], projector: Path | None, sources: Sequence[SourceFile]
-) -> dict[str, str]:
-    """The texts of the files by name."""
+    pieces: list[Path], projectors: Sequence[Path], sources: Mapping[Path, SourceFile]
+) -> tuple[dict[str, str], dict[str, SourceFile]]:
+    """The texts of the files by name, and what links point to."""
     header = read_pieces(pieces)
     config, generation = model_config(header), generation_config(header)
     tokenizers: dict[str, Any] = {}
     if has_vocabulary(header):
         tokenizer, settings = make_tokenizer(header)
         tokenizers = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}
-    for source in sources:
-        if SourceFile.of(Path(source.path)) != source:
-            raise EngineStartError(
-                f"{source.path} changed while it was read; try again when it is complete"
-            )
     contents = {"config.json": config} | tokenizers | sentence_files(header)
-    if projector is not None:
-        contents |= projector_files(projector, header, config)
     if generation:
         contents["generation_config.json"] = generation
+    count = len(pieces)
+    names = [piece_name(LINK_STEM, index + 1, count) for index in range(count)]
+    read = dict(zip(names if count > 1 else [LINK], pieces, strict=True))
+    projector, files = find_projector(projectors, header, config)
+    if projector is not None:
+        contents, read[PROJECTOR_LINK] = contents | files, projector
+    for path in read.values():
+        if SourceFile.of(path) != sources[path]:
+            raise EngineStartError(
+                f"{path} changed while it was read; try again when it is complete"
+            )
     texts = {name: json.dumps(each, ensure_ascii=False) for name, each in contents.items()}
-    return texts | {IDENTITY: identity(sources)}
+    links = {name: sources[path] for name, path in read.items()}
+    return texts | {IDENTITY: identity([*links.values()])}, links
 
 
 def _make(

@@ -7,6 +7,7 @@ A text model with a tower is a line in WHOLE; `tower_fields` has the towers.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,23 +52,28 @@ WHOLE: dict[tuple[str, str], Whole] = {
     ("qwen3_vl", "qwen35moe"): _whole("Qwen3_5Moe", "qwen3_5_moe"),
 }
 """By the types of towers and llama.cpp's architectures of text models."""
-PREPROCESSOR = "preprocessor_config.json"
 
 
-def projector_files(path: Path, text: GgufHeader, config: Json) -> dict[str, Json]:
-    """The contents of config.json and preprocessor_config.json; empty, with a warning, if the file
-    cannot be used with the model that it lies beside.
+def find_projector(
+    paths: Sequence[Path], text: GgufHeader, config: Json
+) -> tuple[Path | None, dict[str, Json]]:
+    """The first file with a tower of this model, and the contents of config.json and
+    preprocessor_config.json. None of several files is one: a warning says why the first is not.
 
     Args:
-        path: the file with the tower.
+        paths: the files with towers.
         text: the header of the text model.
         config: the content of config.json of the text model.
     """
-    try:
-        return _files(read_header(path), text, config)
-    except EngineStartError as problem:
-        logger.warning("%s sees no images: %s", text.path.name, problem)
-        return {}
+    problems = []
+    for path in paths:
+        try:
+            return path, _files(read_header(path), text, config)
+        except EngineStartError as problem:
+            problems.append(problem)
+    if problems:
+        logger.warning("%s sees no images: %s", text.path.name, problems[0])
+    return None, {}
 
 
 def _files(header: GgufHeader, text: GgufHeader, config: Json) -> dict[str, Json]:
@@ -89,7 +95,7 @@ def _files(header: GgufHeader, text: GgufHeader, config: Json) -> dict[str, Json
     inner |= {"model_type": found.text_type, **_axes(text, inner)}
     return {
         "config.json": {**kept, **whole, "text_config": inner, **outer},
-        PREPROCESSOR: processor,
+        "preprocessor_config.json": processor,
     }
 
 
