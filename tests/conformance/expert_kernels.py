@@ -25,6 +25,7 @@ from shmllm_kernels.gpu.pair_layout import (
 )
 from shmllm_kernels.gpu.pairs import SortedPairs, max_blocks, sort_pairs
 from shmllm_kernels.gpu.routing import route
+from shmllm_kernels.gpu.routing_by_token import route_by_token
 from shmllm_kernels.reference import moe as plain
 
 SMALL = ProductConfig(16, 32, 16, 4, 2)
@@ -174,6 +175,40 @@ class ExpertKernelsConformance:
         _, weights = routed(logits, 3, choice)
         torch.testing.assert_close(weights, plain.route(logits, 3, choice)[1])
         assert not torch.allclose(weights, plain.route(logits, 3, without)[1])
+
+    def test_scores_are_roots_of_softplus(self, draw):
+        logits = draw.normal(5, 12, dtype=torch.float32, scale=8.0) - 4.0
+        bias = draw.normal(12, dtype=torch.float32)
+        choice = plain.Choice(
+            divides_by_all=False, is_sigmoid=True, is_sqrt_softplus=True, scale=1.5
+        )
+        ids, weights = routed(logits, 3, choice, bias=bias)
+        want_ids, want = plain.route(logits, 3, choice, bias)
+        assert torch.equal(ids.long(), want_ids)
+        torch.testing.assert_close(weights, want, atol=1e-6, rtol=1e-5)
+
+    @pytest.mark.parametrize("is_sqrt_softplus", [False, True])
+    def test_ids_of_tokens_choose_experts(self, draw, dtype, is_sqrt_softplus):
+        """Ids are known, sampled for a row, or stand for an embedding; the last token is padding.
+        Numbers of no expert count as the nearest one."""
+        given, known = [7, 0, -1, -2, -4, 29, -1], [7, 0, 0, 8, 9, 29, 0]
+        last, tokens, ids_known = (
+            torch.tensor(each, device=draw.device) for each in ([8, 5, 9], given, known)
+        )
+        table = draw.integers(0, 12, 30, 3).float()
+        table[8] = torch.tensor([torch.nan, -5.0, 1e30])
+        logits = draw.normal(len(given), 13, dtype=dtype)[:, :12]
+        choice = plain.Choice(
+            divides_by_all=False, is_sigmoid=True, is_sqrt_softplus=is_sqrt_softplus, scale=1.5
+        )
+        ids = torch.full((len(given), 3), -7, dtype=torch.int32, device=draw.device)
+        weights = poisoned(len(given), 3, dtype=torch.float32, device=draw.device)
+        ends = starts(len(given) - 1, draw.device)
+        route_by_token(ids, weights, logits, ends, choice, tokens, last, table)
+        want_ids, want = plain.route_by_token(logits.float(), ids_known, table, choice)
+        assert torch.equal(ids[:-1].long(), want_ids[:-1])
+        assert (ids[-1] == -1).all()
+        torch.testing.assert_close(weights[:-1], want[:-1], atol=1e-6, rtol=1e-5)
 
     def test_a_sum_of_chosen_scores_of_a_softmax_is_not_too_small(self, draw):
         """The bias chooses experts with less than 1e-12 of the sum of all scores."""

@@ -124,7 +124,7 @@ class RowKernelsConformance:
         activation.activate(out, x, name, is_gated)
         assert_close(out, plain_activation.activate(x, name, is_gated), *tolerances(dtype))
 
-    @pytest.mark.parametrize("name", ["silu", "silu_shifted"])
+    @pytest.mark.parametrize("name", ["silu", "silu_clamped", "silu_shifted"])
     @pytest.mark.parametrize("shape", ACTIVATED_SHAPES)
     def test_bounded_activation(self, draw, dtype, shape, name):
         rows, dim = shape

@@ -154,6 +154,15 @@ class StepConformance:
         assert torch.equal(got[0][:, :half], got[0][:, half:])
         assert torch.equal(got[1][:, :half], -got[1][:, half:])
 
+    def test_rope_tables_of_the_first_positions_of_windows(self, draw):
+        positions, frequencies = draw.integers(0, MAX_POSITION, 9), draw.normal(8)
+        want = tables(frequencies, positions // 6 * 6)
+        for launch in (rope_tables, plain.rope_tables):
+            got = [torch.empty_like(each) for each in want]
+            launch(*got, positions, frequencies, 1.0, rate=6)
+            for ours, expected in zip(got, want, strict=True):
+                assert_close(ours, expected, 3e-7, 0)
+
     @pytest.mark.parametrize(
         ("tokens", "sections", "mixed"),
         [

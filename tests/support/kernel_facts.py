@@ -77,6 +77,7 @@ FACTS = {
     "attention_kernels.attend": Facts(128, 256, multiplies=True),
     "attention_kernels.merge_splits": ROWS,
     "chunk_summaries.summarise_chunks": KEPT,
+    "compression._compress": KEPT,
     "connections._fold": ROWS,
     "connections._multiply": KEPT,
     "connections._spread": ROWS,
@@ -106,11 +107,15 @@ FACTS = {
     "indexer._choose_tokens": KEPT,
     "indexer._score_index_keys": TILES,
     "indexer._store_index_keys": KEPT,
+    "last_rotated._rotate_heads": ROWS,
+    "last_rotated._store_keys": ROWS,
+    "last_rotated._store_rows": ROWS,
     "latent_attention.attend_latents": TILES,
     "latent_heads._absorb_queries": KEPT,
     "latent_heads._project_values": KEPT,
     "latent_write._write_latents": ROWS,
     "left_out._leave_out": ROWS,
+    "listed_keys._list_keys": KEPT,
     "logits_processors._add": ROWS,
     "logits_processors._count": ROWS,
     "lora._expand": TILES,
@@ -133,6 +138,7 @@ FACTS = {
     "relations._relate": KEPT,
     "rope_write._rope_write": ROWS,
     "routing._route": Facts(256, 128),  # before its loops, with 256 experts in groups
+    "routing_by_token._route_by_token": ROWS,
     "row_copies._copy_rows": ROWS,
     "row_copies._unpack_rows": ROWS,
     "scoring._rank_chunks": ROWS,
@@ -258,9 +264,11 @@ def check_attention(kernel: Kernel, capability: int) -> None:
 def check_latents(kernel: Kernel) -> None:
     """The loop keeps the latents of a later tile in flight, and reads each latent once."""
     (loop,) = kernel["loops"]
-    assert len(loop["buffers"]) == 2, "one for latents, one for key parts"
+    has_parts = kernel.get("has_parts", True)
+    assert len(loop["buffers"]) == 1 + has_parts, "one for latents, one for key parts"
     assert min(loop["buffers"]) >= 2
-    assert min(loop["waits"]) >= GROUPS_PER_TILE, "it waits for all loads of the next tile"
+    groups = GROUPS_PER_TILE if has_parts else GROUPS_PER_TILE - 1
+    assert min(loop["waits"]) >= groups, "it waits for all loads of the next tile"
 
 
 def check_early_loads(kernel: Kernel) -> None:

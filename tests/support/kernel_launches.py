@@ -47,6 +47,7 @@ from shmllm_kernels.gpu import many_rows as many
 from shmllm_kernels.gpu.attention import AttentionScratch, paged_attention
 from shmllm_kernels.gpu.block_indexer import choose_blocks
 from shmllm_kernels.gpu.combined_row import combine_products
+from shmllm_kernels.gpu.compression import CacheRows, Made, compress
 from shmllm_kernels.gpu.configs import (
     LARGEST_BLOCK,
     ROWS_OF_PRODUCTS,
@@ -70,11 +71,13 @@ from shmllm_kernels.gpu.few_routing import route_rows
 from shmllm_kernels.gpu.few_rows import multiply_rows
 from shmllm_kernels.gpu.group import Peers, make_counts, meet, sum_parts
 from shmllm_kernels.gpu.identities import take_identities
-from shmllm_kernels.gpu.indexer import choose_tokens, store_index_keys
+from shmllm_kernels.gpu.indexer import RequestTables, choose_tokens, store_index_keys
+from shmllm_kernels.gpu.last_rotated import rotate_heads, store_keys, store_rows
 from shmllm_kernels.gpu.latent_attention import attend_parts, paged_latent_attention
 from shmllm_kernels.gpu.latent_heads import absorb_queries, project_values
 from shmllm_kernels.gpu.latent_write import write_latents
 from shmllm_kernels.gpu.left_out import leave_out
+from shmllm_kernels.gpu.listed_keys import Entries, Pages, Scored, list_keys
 from shmllm_kernels.gpu.logits_processors import add_biases, count_tokens
 from shmllm_kernels.gpu.lora import LoraPlaces, StepUnits, add_adapters
 from shmllm_kernels.gpu.packings import PackedRows, Rows
@@ -83,6 +86,7 @@ from shmllm_kernels.gpu.pairs import SortedPairs, sort_pairs
 from shmllm_kernels.gpu.products import linear
 from shmllm_kernels.gpu.rope_write import rope_and_write
 from shmllm_kernels.gpu.routing import route
+from shmllm_kernels.gpu.routing_by_token import route_by_token
 from shmllm_kernels.gpu.row_adapters import RowAdapters
 from shmllm_kernels.gpu.row_configs import (
     decoder_config,
@@ -190,7 +194,8 @@ def rows(capability: int) -> None:
     norm.layer_norm(x, x, x[0], None, 1e-5, x.clone(), 0.5)
     for name in ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu_squared"):
         activation.activate(empty(4, 14_336), gate_up, name, is_gated=True)
-    activation.activate(empty(4, 14_336), gate_up, "silu", is_gated=True, bound=7.0)
+    for name in ("silu", "silu_clamped", "silu_shifted"):
+        activation.activate(empty(4, 14_336), gate_up, name, is_gated=True, bound=7.0)
     activation.activate_sparse(empty(4, 14_336), gate_up, "gelu_tanh", 1.645)
     for name in ("gelu", "gelu_tanh"):
         activation.activate(gate_up, gate_up.clone(), name, is_gated=False)
@@ -358,6 +363,7 @@ def step() -> None:
     angles = empty(4, 128), empty(4, 128)
     frequencies, axes = empty(64, dtype=torch.float32), empty(64, dtype=torch.int64)
     rope_tables(*angles, ids, frequencies, 1.0)
+    rope_tables(*angles, ids, frequencies, 1.0, rate=128)
     rope_tables(*angles, empty(3, 4, dtype=torch.int64), frequencies, 1.0, axes)
     sizes = StepSizes(4, 2, 2)
     for options in ((1, 0, False), (2, 2, True), (1, 0, False, 3)):
@@ -403,9 +409,17 @@ def left_out() -> None:
     combine(WeightedSum(x, empty(4, 6, dtype=torch.float32), skips=True), empty(24, 2560))
 
 
+OF_ROOTS = Choice(divides_by_all=False, is_sigmoid=True, is_sqrt_softplus=True, scale=1.5)
+
+
 def routers(facts: dict[str, Any], capability: int) -> None:
-    """Launch the routers of DeepSeek-V3, DeepSeek-V2, ERNIE 4.5 21B-A3B, Phi-3.5-MoE and
-    Kolibri 1."""
+    """Launch the routers of DeepSeek-V3, DeepSeek-V2, ERNIE 4.5 21B-A3B, Phi-3.5-MoE, Kolibri 1 and
+    DeepSeek-V4, with its choice by the ids of tokens."""
+    words = empty(4, dtype=torch.int64)
+    route_by_token(
+        integers(4, 6), empty(4, 6, dtype=torch.float32), empty(4, 256), integers(2), OF_ROOTS,
+        words, words, empty(1000, 6, dtype=torch.float32),
+    )  # fmt: skip
     starts, in_groups = empty(2, dtype=torch.int32), Choice(divides_by_all=False, num_groups=8)
     for count, top_k, hidden, choice in (
         (256, 8, 7168, replace(in_groups, is_sigmoid=True, top_groups=4, num_best=2, scale=2.5)),
@@ -413,6 +427,7 @@ def routers(facts: dict[str, Any], capability: int) -> None:
         (64, 6, 2560, Choice(divides_by_all=False)),
         (16, 2, 4096, Choice(divides_by_all=True, mixer_limit=0.02)),
         (384, 6, 2560, Choice(divides_by_all=False, is_sigmoid=True, ranks_logits=True)),
+        (256, 6, 4096, OF_ROOTS),
     ):
         ids, weights = empty(4, top_k, dtype=torch.int32), empty(4, top_k, dtype=torch.float32)
         logits, bias = empty(4, count, dtype=torch.float32), empty(count, dtype=torch.float32)
@@ -1164,6 +1179,7 @@ def launch_latents(
         facts.pop("splits")
         if not has_float8:
             indexers(facts, dtype, angles, slots)
+            compressed(facts, key, dtype)
         growths = (None, QueryGrowth(0.1, 8192)) if takes_all else (None,)
         steps = (1, 1), (1, 4), (512, 1), (512, 4)
         for growth, (longest, splits) in itertools.product(growths, steps):
@@ -1181,6 +1197,48 @@ def launch_latents(
                     attend_parts(*operands, config, 0.1, *with_sinks)
                     paged_latent_attention(*operands, config, 0.1, splits, scratch, None, True)
         facts.clear()
+
+
+def compressed(facts: dict[str, Any], key: str, dtype: torch.dtype) -> None:
+    """Launch the compressed attention of DeepSeek-V4: windows, and entries of 4 tokens, which an
+    indexer chooses, or of 128."""
+    heads, tokens = 64, 4
+    sizes = (tokens, heads, 512), (tokens, 64), (tokens, 2560), (512,), (8, 16, 2560), (8, 4, 512)
+    query, angles, x, weight, parts, made = (empty(*size, dtype=dtype) for size in sizes)
+    keys, slots = empty(8, 16, 512, dtype=dtype), empty(tokens, dtype=torch.int64)
+    sinks, scores = (empty(*size, dtype=torch.float32) for size in ((heads,), (4, 4096)))
+    table, listed, starts, lens = (
+        integers(*size) for size in ((2, 64), (tokens, 640), (tokens + 1,), (tokens,))
+    )
+    before = dict(facts)
+    facts["heads"] = heads
+    rotate_heads(query, angles, angles, 1e-6)
+    rotate_heads(query, angles, angles, is_back=True)
+    store_keys(keys, x[:, :512], weight, 1e-6, angles, angles, slots)
+    store_rows(parts, x, slots)
+    own, of_requests = CacheRows(parts, table), RequestTables(table, starts[:3], lens[:2])
+    for rate, rows in ((4, made), (4, made[..., :128]), (128, made[:, :1])):
+        overlaps, dim = rate == 4, rows.shape[2]
+        bias = empty(rate, dim * (1 + overlaps), dtype=torch.float32)
+        target, first = CacheRows(rows, table), 2048 if dim == 128 else 0
+        rest = bias, weight[:dim], 1e-6, angles, angles, *of_requests[1:]
+        compress(target, own, Made(rate, overlaps, first), *rest)
+    scored = Scored(query[..., :128].contiguous(), x[:, :heads], made[..., :128], angles, angles)
+    pages, out = Pages(0, 64, 4), (listed, starts, lens, scores)
+    facts["block_m"] = heads
+    for entries in (Entries(pages, table, 4, 512, scored), Entries(pages, table, 128, 512), None):
+        list_keys(*out, of_requests, pages, 128, 16, entries)
+    for longest, splits in ((1, 1), (1, 4)):
+        config = latent_entry(key, heads, longest, dtype)
+        facts |= {"splits": splits, "longest": longest, "has_parts": False} | asdict(config)
+        scratch = AttentionScratch.allocate(tokens, heads, splits, 512, torch.device("cpu"))
+        flat = parts.view(-1).unfold(0, 512, 128)[:, None]
+        paged_latent_attention(
+            query, query, query[..., :0], flat, listed, starts, lens, config, 0.1, splits, scratch,
+            None, True, sinks,
+        )  # fmt: skip
+    facts.clear()
+    facts |= before
 
 
 def indexers(

@@ -78,6 +78,8 @@ def _activate(
     if NAME == "silu_shifted":
         up = tl.load(source + dim, mask=inside, other=0.0).to(tl.float32)
         value = shifted(value, up, bound).to(dtype)
+    elif NAME == "silu_clamped":
+        value = active(tl.where(value > bound, bound, value), "silu").to(dtype)
     else:
         value = active(value, NAME).to(dtype)
     if IS_GATED and NAME != "silu_shifted":
@@ -125,7 +127,8 @@ def activate(out: Tensor, x: Tensor, name: str, is_gated: bool, bound: float | N
         x: [rows, 2 * dim] if it is gated, the gate in the first half, or [rows, dim]; out's dtype:
             float32, float16 or bfloat16. Rows as those of ``out``.
         name: "silu", "gelu" (with the error function), "gelu_tanh", "quick_gelu", "relu" or
-            "relu_squared", or with a bound "silu_shifted", which rounds its result alone.
+            "relu_squared", or with a bound "silu_clamped" or "silu_shifted", which rounds its
+            result alone.
         is_gated: whether ``f(gate) * up`` is written, and not ``f(x)``.
         bound: that of gates and ups, or None; it is gated then.
 
@@ -134,7 +137,7 @@ def activate(out: Tensor, x: Tensor, name: str, is_gated: bool, bound: float | N
     """
     rows, dim = out.shape
     width = 2 * dim if is_gated else dim
-    assert bound is not None or name != "silu_shifted", "it has a bound"
+    assert bound is not None or name not in ("silu_clamped", "silu_shifted"), "it has a bound"
     assert x.shape == (rows, width), "x must be as wide as out, or twice as wide if it is gated"
     assert x.dtype == out.dtype, "x must have out's dtype"
     assert x.stride(1) == out.stride(1) == 1, "rows must be contiguous"

@@ -29,6 +29,14 @@ def place_of(token, starts_ptr, contexts_ptr, num_requests):
 
 
 @triton.jit
+def entry_place(entry, RATE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Returns which of a request's blocks an entry lies in that stands for RATE tokens, that of the
+    last of them, and its row there, behind those of entries that end before."""
+    index = ((entry + 1) * RATE - 1) // BLOCK_SIZE
+    return index, entry - index * BLOCK_SIZE // RATE
+
+
+@triton.jit
 def least_chosen(scores_ptr, count, TOP_K: tl.constexpr, SIZE: tl.constexpr):
     """Finds which of the scores, which are more than TOP_K, are chosen, bit by bit.
 

@@ -100,7 +100,7 @@ def _route_rows(
     HAS_FACTOR: tl.constexpr,
     HAS_ROUTER_BIAS: tl.constexpr,
     DIVIDES_BY_ALL: tl.constexpr,
-    IS_SIGMOID: tl.constexpr,
+    SCORES: tl.constexpr,
     RANKS_LOGITS: tl.constexpr,
     TOTAL_EPS: tl.constexpr,
     MIXER_LIMIT: tl.constexpr,
@@ -161,7 +161,7 @@ def _route_rows(
             found, is_pair = choose(
                 ids_ptr, weights_ptr, logits_ptr, bias_ptr, scales_ptr, tokens, num_tokens,
                 tl.load(starts_ptr + num_requests), logits_stride, scale, DIVIDES_BY_ALL,
-                IS_SIGMOID, RANKS_LOGITS, TOTAL_EPS, MIXER_LIMIT, HAS_BIAS, HAS_SCALES, NUM_GROUPS,
+                SCORES, RANKS_LOGITS, TOTAL_EPS, MIXER_LIMIT, HAS_BIAS, HAS_SCALES, NUM_GROUPS,
                 TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED, PADDED_GROUPS,
             )  # fmt: skip
             if layout is not None:

@@ -9,12 +9,14 @@ searches the last chosen one, bit by bit.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from shmllm_kernels.gpu.choices import chosen_places, least_chosen, place_of
+from shmllm_kernels.gpu.choices import chosen_places, entry_place, least_chosen, place_of
 from shmllm_kernels.gpu.configs import next_power_of_two
 from shmllm_kernels.gpu.rope_write import stored
 
@@ -27,9 +29,18 @@ TOKENS_AT_ONCE = 128
 """The largest number of tokens whose scores lie in scratch memory."""
 
 
+class RequestTables(NamedTuple):
+    """See `attention.paged_attention`."""
+
+    block_table: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+
+
 @triton.jit
 def _partners(elements, HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
-    """Returns for each element the one that it rotates with, and the place of their angle."""
+    """Returns for each element the one that it rotates with, and the place of their angle. Those
+    below 0 and from 2 * HALF on do not rotate."""
     if IS_INTERLEAVED:
         partners, angles = elements ^ 1, elements // 2
         is_first = elements % 2 == 0
@@ -37,7 +48,7 @@ def _partners(elements, HALF: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
         is_first = elements < HALF
         partners = tl.where(is_first, elements + HALF, elements - HALF)
         angles = tl.where(is_first, elements, elements - HALF)
-    is_rotated = elements < 2 * HALF
+    is_rotated = (elements >= 0) & (elements < 2 * HALF)
     return tl.where(is_rotated, partners, elements), angles, is_first, is_rotated
 
 
@@ -52,7 +63,7 @@ def _rotated(
         partner: those that they rotate with.
         cos_ptr: pointer to the token's cosines, 2 * HALF of them, of which the second half is read.
         sin_ptr: to its sines, likewise.
-        elements: the places of the elements in a row.
+        elements: the places of the elements, from the first one of a row on that rotates.
     """
     _, angles, is_first, is_rotated = _partners(elements, HALF, IS_INTERLEAVED)
     cos = tl.load(cos_ptr + HALF + angles, mask=is_rotated, other=1.0).to(tl.float32)
@@ -132,8 +143,10 @@ def _score_index_keys(
     token_stride,
     table_stride,
     TOP_K: tl.constexpr,
+    RATE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    FIRST: tl.constexpr,
     HALF: tl.constexpr,
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -145,18 +158,20 @@ def _score_index_keys(
     row = tl.program_id(0)
     token = row + first_token
     request, count = place_of(token, starts_ptr, contexts_ptr, num_requests)
+    count //= RATE
     first = tl.program_id(1) * TILES * TILE
     if count <= TOP_K or first >= count:
         return
     token = token.to(tl.int64)
     elements, heads = tl.arange(0, ELEMENTS), tl.arange(0, HEADS)
     inside = (heads < NUM_HEADS)[:, None] & (elements < DIM)[None, :]
-    partners, _, _, _ = _partners(elements, HALF, IS_INTERLEAVED)
+    own = elements - FIRST
+    partners, _, _, _ = _partners(own, HALF, IS_INTERLEAVED)
     source = query_ptr + token * query_stride + heads[:, None] * DIM
     query = tl.load(source + elements[None, :], mask=inside, other=0.0).to(tl.float32)
-    partner = tl.load(source + partners[None, :], mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(source + FIRST + partners[None, :], mask=inside, other=0.0).to(tl.float32)
     angles = cos_ptr + token * cos_stride, sin_ptr + token * sin_stride
-    query = _rotated(query, partner, *angles, elements[None, :], HALF, IS_INTERLEAVED)
+    query = _rotated(query, partner, *angles, own[None, :], HALF, IS_INTERLEAVED)
     query = query.to(query_ptr.dtype.element_ty)
     weights = tl.load(
         weights_ptr + token * weights_stride + heads, mask=heads < NUM_HEADS, other=0.0
@@ -166,8 +181,9 @@ def _score_index_keys(
     for begin in range(first, last, TILE):
         keys = begin + tl.arange(0, TILE)
         present = keys < count
-        blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
-        places = blocks.to(tl.int64) * block_stride + (keys % BLOCK_SIZE) * token_stride
+        index, at = entry_place(keys, RATE, BLOCK_SIZE)
+        blocks = tl.load(table_ptr + index, mask=present, other=0)
+        places = blocks.to(tl.int64) * block_stride + at * token_stride
         wanted = present[:, None] & (elements < DIM)[None, :]
         rows = tl.load(cache_ptr + places[:, None] + elements[None, :], mask=wanted, other=0.0)
         products = tl.maximum(tl.dot(query, tl.trans(rows), input_precision="ieee"), 0.0)
@@ -305,7 +321,7 @@ def choose_tokens(
     32,768 tokens with 64 heads reads 8.4 MB, 2 us, and has 0.54 Gflop. The second reads 4 bytes for
     each score, 34 times, from the L2 cache.
     """
-    tokens, num_heads, dim = query.shape
+    tokens, _, dim = query.shape
     top_k, requests = chosen.shape[1], len(context_lens)
     assert chosen.is_contiguous(), "chosen must be contiguous"
     assert query.stride(1) == dim, "heads must be contiguous"
@@ -313,45 +329,19 @@ def choose_tokens(
     if tokens == 0:
         return
     assert requests, "tokens have requests, or are padding beside them"
-    most, per_program = scores.shape[1], TILE * TILES_PER_PROGRAM
-    requests_of = block_table, query_starts, context_lens, requests
+    of_requests = RequestTables(block_table, query_starts, context_lens)
     for first in range(0, tokens, len(scores)):
         count = min(len(scores), tokens - first)
-        if most > top_k:
-            _score_index_keys[(count, triton.cdiv(most, per_program))](
-                scores,
-                query,
-                weights,
-                cache,
-                cos,
-                sin,
-                *requests_of,
-                first,
-                scores.stride(0),
-                query.stride(0),
-                weights.stride(0),
-                cos.stride(0),
-                sin.stride(0),
-                *cache.stride()[:2],
-                block_table.stride(0),
-                TOP_K=top_k,
-                NUM_HEADS=num_heads,
-                DIM=dim,
-                HALF=cos.shape[1] // 2,
-                IS_INTERLEAVED=interleaved,
-                BLOCK_SIZE=cache.shape[1],
-                HEADS=max(next_power_of_two(num_heads), 16),
-                ELEMENTS=max(next_power_of_two(dim), 16),
-                TILE=TILE,
-                TILES=TILES_PER_PROGRAM,
-                num_warps=4,
-            )
+        score_keys(
+            scores, query, weights, cache, cos, sin, of_requests, first, count, top_k, interleaved
+        )
         _choose_tokens[(count,)](
             chosen,
             starts,
             lens,
             scores,
-            *requests_of,
+            *of_requests,
+            requests,
             first,
             scores.stride(0),
             block_table.stride(0),
@@ -360,3 +350,45 @@ def choose_tokens(
             SIZE=SEARCHED,
             num_warps=8,
         )
+
+
+def score_keys(
+    scores: Tensor,
+    query: Tensor,
+    weights: Tensor,
+    cache: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    of_requests: RequestTables,
+    first: int,
+    count: int,
+    top_k: int,
+    interleaved: bool,
+    block_size: int | None = None,
+    rate: int = 1,
+    first_rotated: int = 0,
+) -> None:
+    """Computes the scores of the keys of some tokens that have more of them than are chosen.
+
+    Args:
+        scores, query, weights, cache, cos, sin, interleaved: see `choose_tokens`.
+        of_requests: the tables of requests.
+        first, count: the first of the tokens, and their number.
+        top_k: how many are chosen at most.
+        block_size: the number of tokens of a block; None: a block has as many rows.
+        rate: for how many tokens a key stands.
+        first_rotated: the first element of a query that rotates.
+    """
+    num_heads, dim = query.shape[1:]
+    most, per_program = scores.shape[1], TILE * TILES_PER_PROGRAM
+    if most <= top_k:
+        return
+    _score_index_keys[(count, triton.cdiv(most, per_program))](
+        scores, query, weights, cache, cos, sin, *of_requests, len(of_requests.context_lens), first,
+        scores.stride(0), query.stride(0), weights.stride(0), cos.stride(0), sin.stride(0),
+        *cache.stride()[:2], of_requests.block_table.stride(0), TOP_K=top_k, RATE=rate,
+        NUM_HEADS=num_heads, DIM=dim, FIRST=first_rotated, HALF=cos.shape[1] // 2,
+        IS_INTERLEAVED=interleaved, BLOCK_SIZE=block_size or cache.shape[1],
+        HEADS=max(next_power_of_two(num_heads), 16), ELEMENTS=max(next_power_of_two(dim), 16),
+        TILE=TILE, TILES=TILES_PER_PROGRAM, num_warps=4,
+    )  # fmt: skip

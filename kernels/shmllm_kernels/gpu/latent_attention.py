@@ -67,13 +67,16 @@ def _attend_tiles(
         places = cache_ptr + slots[:, None]
         wanted = present[:, None] & (ranks < RANK)[None, :]
         latents = tl.load(places + ranks[None, :], mask=wanted, other=0)
-        wanted = present[:, None] & (ropes < ROPE)[None, :]
-        rotated = tl.load(places + RANK + ropes[None, :], mask=wanted, other=0)
+        if ROPE:
+            wanted = present[:, None] & (ropes < ROPE)[None, :]
+            rotated = tl.load(places + RANK + ropes[None, :], mask=wanted, other=0)
         latents = from_cache(latents, query.dtype, query.shape[0])
-        rotated = from_cache(rotated, query.dtype, query.shape[0])
-
-        scores = tl.dot(rope_query, tl.trans(rotated), input_precision="ieee")
-        scores = tl.dot(query, tl.trans(latents), scores, input_precision="ieee") * scale
+        if ROPE:
+            rotated = from_cache(rotated, query.dtype, query.shape[0])
+            scores = tl.dot(rope_query, tl.trans(rotated), input_precision="ieee")
+            scores = tl.dot(query, tl.trans(latents), scores, input_precision="ieee") * scale
+        else:
+            scores = tl.dot(query, tl.trans(latents), input_precision="ieee") * scale
         visible = present[None, :] & (keys[None, :] <= positions[:, None])
         scores = tl.where(visible, scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
@@ -228,7 +231,7 @@ def paged_latent_attention(
     Args:
         out: [tokens, num_heads, rank], the last dimension contiguous; may be ``query``.
         query: [tokens, num_heads, rank], strides as ``out``; rank is at most 512.
-        rope_query: [tokens, num_heads, rope_dim], the last dimension contiguous.
+        rope_query: [tokens, num_heads, rope_dim], the last dimension contiguous; rope_dim may be 0.
         cache: [blocks, block_size, rank + rope_dim], the last dimension contiguous, any other
             strides; float8_e4m3fn, or query's dtype: float32, float16 or bfloat16.
         block_table, query_starts, context_lens: see `attention.paged_attention`.

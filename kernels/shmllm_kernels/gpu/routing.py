@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shmllm_kernels.gpu.configs import next_power_of_two
-from shmllm_kernels.gpu.functions import sigmoid
+from shmllm_kernels.gpu.functions import sigmoid, softplus
 from shmllm_kernels.gpu.pair_layout import (
     PairLayout,
     count_and_lay_out,
@@ -30,6 +30,8 @@ from shmllm_kernels.reference.moe import Choice
 MAX_EXPERTS = 4096
 NUM_WARPS = 8
 SMALLEST_SHARE = tl.constexpr(plain.SMALLEST_SHARE)
+SIGMOID = tl.constexpr(1)
+SQRT_SOFTPLUS = tl.constexpr(2)
 
 
 @triton.jit
@@ -97,6 +99,12 @@ def _mixed_weights(
 
 
 @triton.jit
+def scores_of(logits, SCORES: tl.constexpr):
+    """Returns the scores of experts that do not depend on other logits."""
+    return tl.sqrt(softplus(logits)) if SCORES == SQRT_SOFTPLUS else sigmoid(logits)
+
+
+@triton.jit
 def choose(
     ids_ptr,
     weights_ptr,
@@ -109,7 +117,7 @@ def choose(
     logits_stride,
     scale,
     DIVIDES_BY_ALL: tl.constexpr,
-    IS_SIGMOID: tl.constexpr,
+    SCORES: tl.constexpr,
     RANKS_LOGITS: tl.constexpr,
     TOTAL_EPS: tl.constexpr,
     MIXER_LIMIT: tl.constexpr,
@@ -128,6 +136,7 @@ def choose(
     Args:
         num_tokens: the number of tokens with logits.
         num_real: the number of those that are not padding; the others get the expert -1.
+        SCORES: see `scores_kind`.
 
     Returns:
         [tokens, PADDED], the pair of each token and expert, and which of these there are.
@@ -138,11 +147,11 @@ def choose(
     logits = tl.load(source, mask=is_token & inside, other=float("-inf")).to(tl.float32)
     is_nan = logits != logits
     largest = tl.max(tl.where(is_nan, float("-inf"), logits), axis=1)[:, None]
-    shares = sigmoid(logits) if IS_SIGMOID else tl.exp(logits - largest)
+    shares = scores_of(logits, SCORES) if SCORES else tl.exp(logits - largest)
     # Logits differ where their sigmoids are both 1.
-    RANKS_SHARES: tl.constexpr = IS_SIGMOID and not RANKS_LOGITS
+    RANKS_SHARES: tl.constexpr = SCORES and not RANKS_LOGITS
     ranks = shares if RANKS_SHARES and (HAS_BIAS or NUM_GROUPS > 1) else logits
-    BY_SHARES: tl.constexpr = HAS_BIAS and not IS_SIGMOID
+    BY_SHARES: tl.constexpr = HAS_BIAS and not SCORES
     if BY_SHARES:
         every = tl.sum(tl.where(inside & (shares == shares), shares, 0.0), axis=1)[:, None]
         ranks = shares / every
@@ -163,7 +172,7 @@ def choose(
     chosen = inside & (_leave_best(ranks, experts, inside, TOP_K, PADDED) == 0)
     counted = inside if DIVIDES_BY_ALL else chosen
     total = tl.sum(tl.where(counted, shares, 0.0), axis=1)[:, None]
-    if IS_SIGMOID:
+    if SCORES:
         total = 1.0 if DIVIDES_BY_ALL else total + TOTAL_EPS
     if BY_SHARES:
         total = tl.where(total < every * SMALLEST_SHARE, every * SMALLEST_SHARE, total)
@@ -197,7 +206,7 @@ def _route(
     logits_stride,
     scale,
     DIVIDES_BY_ALL: tl.constexpr,
-    IS_SIGMOID: tl.constexpr,
+    SCORES: tl.constexpr,
     RANKS_LOGITS: tl.constexpr,
     TOTAL_EPS: tl.constexpr,
     MIXER_LIMIT: tl.constexpr,
@@ -218,7 +227,7 @@ def _route(
     num_real = tl.load(starts_ptr + num_requests)
     places, is_pair = choose(
         ids_ptr, weights_ptr, logits_ptr, bias_ptr, scales_ptr, tokens, num_tokens, num_real,
-        logits_stride, scale, DIVIDES_BY_ALL, IS_SIGMOID, RANKS_LOGITS, TOTAL_EPS, MIXER_LIMIT,
+        logits_stride, scale, DIVIDES_BY_ALL, SCORES, RANKS_LOGITS, TOTAL_EPS, MIXER_LIMIT,
         HAS_BIAS, HAS_SCALES, NUM_GROUPS, TOP_GROUPS, NUM_BEST, NUM_EXPERTS, TOP_K, PADDED,
         PADDED_GROUPS,
     )  # fmt: skip
@@ -297,13 +306,19 @@ def route(
     )
 
 
+def scores_kind(choice: Choice) -> int:
+    """Returns how kernels know scores: 0, those of a softmax, SIGMOID or SQRT_SOFTPLUS."""
+    kind = SQRT_SOFTPLUS if choice.is_sqrt_softplus else SIGMOID
+    return int(kind.value) if choice.is_sigmoid else 0
+
+
 def constants_of(
     choice: Choice, bias: Tensor | None, scales: Tensor | None
 ) -> dict[str, int | bool | float]:
     """Returns the constants of `choose` that do not depend on the number of experts."""
     return {
         "DIVIDES_BY_ALL": choice.divides_by_all,
-        "IS_SIGMOID": choice.is_sigmoid,
+        "SCORES": scores_kind(choice),
         "RANKS_LOGITS": choice.ranks_logits,
         "TOTAL_EPS": choice.total_eps,
         "MIXER_LIMIT": choice.mixer_limit,

@@ -68,6 +68,7 @@ def _rope_tables(
     sin_stride,
     axis_stride,
     HAS_AXES: tl.constexpr,
+    RATE: tl.constexpr,
     HALF: tl.constexpr,
     TOKENS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -80,8 +81,8 @@ def _rope_tables(
         places = positions_ptr + axis[None, :] * axis_stride + token[:, None]
         position = tl.load(places, mask=mask, other=0).to(tl.float32)
     else:
-        of_token = tl.load(positions_ptr + token, mask=token < count, other=0).to(tl.float32)
-        position = of_token[:, None]
+        of_token = tl.load(positions_ptr + token, mask=token < count, other=0) // RATE * RATE
+        position = of_token.to(tl.float32)[:, None]
     frequency = tl.load(frequencies_ptr + pair, mask=pair < HALF, other=0.0)
     sine, cosine = _sine_and_cosine(position * frequency[None, :])
     sine, cosine = sine * scale, cosine * scale
@@ -170,6 +171,7 @@ def rope_tables(
     frequencies: Tensor,
     scale: float,
     axes: Tensor | None = None,
+    rate: int = 1,
 ) -> None:
     """Writes the tables that ``rope_and_write`` takes.
 
@@ -183,6 +185,7 @@ def rope_tables(
         scale: the factor of cosines and sines.
         axes: [dim / 2] int64, the axis of the position that belongs to each frequency; None: a
             position is one number.
+        rate: positions are rounded down to multiples of this number. Without ``axes``.
 
     Writes 2 * tokens * dim elements, 512 bytes for a token, with about 40 operations for each pair.
     One launch a step: 2 us for one token, 3 us for 8,192.
@@ -196,6 +199,7 @@ def rope_tables(
     assert frequencies.stride(0) == 1, "frequencies must be contiguous"
     assert 0 < dim <= 2 * BLOCK, f"heads of {dim} elements do not fit into a tile"
     assert dim % 2 == 0, f"a head of {dim} elements has no halves"
+    assert axes is None or rate == 1, "positions on axes are not rounded"
     if axes is not None:
         assert axes.shape == frequencies.shape, "axes: one for each pair"
         assert axes.dtype is torch.int64, "axes are int64"
@@ -218,6 +222,7 @@ def rope_tables(
         sin.stride(0),
         0 if axes is None else positions.stride(0),
         HAS_AXES=axes is not None,
+        RATE=rate,
         HALF=dim // 2,
         TOKENS=tokens,
         PAIRS=pairs,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shmllm_kernels.reference.rope import rotate
+from shmllm_kernels.reference.last_rotated import rotate_last
 
 
 def make_entries(
@@ -46,9 +46,7 @@ def make_entries(
         entries.append((of_window * of_gates.softmax(0)).sum(0))
     made = torch.stack(entries) if entries else values.new_zeros(0, dim)
     made = made * made.square().mean(-1, keepdim=True).add(eps).rsqrt() * weight
-    rope_dim = cos.shape[1]
-    rotated = rotate(made[:, None, dim - rope_dim :], cos[:, None], sin[:, None], True)[:, 0]
-    return torch.cat([made[:, : dim - rope_dim], rotated], 1)
+    return rotate_last(made[:, None], cos, sin)[:, 0]
 
 
 def list_keys(

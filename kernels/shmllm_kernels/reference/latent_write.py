@@ -37,7 +37,11 @@ def write_latents(
     """
     latents, keys = x.split([len(weight), x.shape[1] - len(weight)], -1)
     keys = rotate(keys[:, None], cos, sin, interleaved)[:, 0]
-    rows = torch.cat([rms_norm(latents, weight, eps), keys], -1)
+    write_rows(cache, torch.cat([rms_norm(latents, weight, eps), keys], -1), slots)
+
+
+def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:
+    """Writes rows [tokens, width] to slots of a cache; see `write_latents`."""
     if rows.dtype is torch.float16:
         rows = rows.nan_to_num().clamp(-65504.0, 65504.0)
     if cache.dtype is torch.float8_e4m3fn:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm_kernels.reference.activation import activate, activate_bounded
@@ -25,6 +26,7 @@ class Choice:
         divides_by_all: whether the weights of all experts, and not those of the chosen ones, add up
             to 1. With sigmoids: whether the weights are not divided.
         is_sigmoid: whether ``score = sigmoid(logit)``, and not ``exp(logit) / sum(exp(logits))``.
+        is_sqrt_softplus: with sigmoids: whether the root of softplus takes the place of each.
         ranks_logits: with sigmoids: whether logits, and not scores, rank the experts, also where
             there are groups or a bias, which is added to them.
         total_eps: with sigmoids: added to the sum by which the weights are divided.
@@ -40,6 +42,7 @@ class Choice:
 
     divides_by_all: bool
     is_sigmoid: bool = False
+    is_sqrt_softplus: bool = False
     ranks_logits: bool = False
     total_eps: float = 1e-20
     num_groups: int = 1
@@ -69,7 +72,7 @@ def route(
         the dtype of the logits.
     """
     if choice.is_sigmoid:  # logits differ where their sigmoids are both 1
-        shares = logits.sigmoid()
+        shares = _independent_scores(logits, choice)
         is_plain = choice.ranks_logits or (bias is None and choice.num_groups == 1)
         ranks = logits if is_plain else shares
     else:
@@ -96,6 +99,29 @@ def route(
         total = total.maximum(SMALLEST_SHARE * every)
     weights = chosen / total * choice.scale
     return ids, weights.masked_fill(has_nan, torch.nan)
+
+
+def route_by_token(
+    logits: Tensor, token_ids: Tensor, table: Tensor, choice: Choice
+) -> tuple[Tensor, Tensor]:
+    """Returns the experts that the ids of tokens choose (hash layers; Roller et al., 2021), and
+    their weights, as `route` does: scores over their sum.
+
+    Args:
+        logits: [tokens, experts].
+        token_ids: [tokens]; negative ones count as 0.
+        table: [ids, top_k], the experts of each id, in any order. Numbers of no expert, which only
+            a damaged file has, count as the nearest one, and NaN as 0.
+        choice: with sigmoids.
+    """
+    own = table[token_ids.clamp(min=0)].nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    ids = own.clamp(0, logits.shape[1] - 1).long().sort(-1).values
+    chosen = _independent_scores(logits.gather(-1, ids), choice)
+    return ids, chosen / (chosen.sum(-1, keepdim=True) + choice.total_eps) * choice.scale
+
+
+def _independent_scores(logits: Tensor, choice: Choice) -> Tensor:
+    return F.softplus(logits).sqrt() if choice.is_sqrt_softplus else logits.sigmoid()
 
 
 def _mixed(logits: Tensor, ids: Tensor, limit: float) -> Tensor:

@@ -166,6 +166,7 @@ def rope_tables(
     frequencies: Tensor,
     scale: float,
     axes: Tensor | None = None,
+    rate: int = 1,
 ) -> None:
     """Writes the tables that ``reference.rope`` takes, computed in float32.
 
@@ -177,7 +178,9 @@ def rope_tables(
         scale: the factor of cosines and sines.
         axes: [dim / 2] int64, the axis of the position that belongs to each frequency; None: a
             position is one number.
+        rate: positions are rounded down to multiples of this number.
     """
+    positions = positions // rate * rate
     of_pairs = positions[:, None] if axes is None else positions[axes].t()
     angles = of_pairs.float() * frequencies
     cosines, sines = angles.cos() * scale, angles.sin() * scale

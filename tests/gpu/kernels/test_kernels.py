@@ -7,6 +7,7 @@ import torch
 from conformance.altup_kernels import AltUpConformance
 from conformance.attention_kernels import AttentionConformance
 from conformance.attention_tiles import AttentionTilesConformance
+from conformance.compression_kernels import CompressionConformance
 from conformance.connection_kernels import ConnectionConformance
 from conformance.decode_attention_kernel import DecodeAttentionConformance, Decodes, Step
 from conformance.decoder_kernel import DecoderConformance
@@ -159,6 +160,10 @@ class TestLeftOut(LeftOutConformance):
 
 
 class TestBlockIndexer(BlockIndexerConformance):
+    pass
+
+
+class TestCompression(CompressionConformance):
     pass
 
 

@@ -132,10 +132,17 @@ def test_latent_attention_compiles_and_loads_ahead(more_compiled: list[Kernel]) 
     found = [kernel for kernel in more_compiled if "heads" in kernel]
     assert {kernel["kernel"] for kernel in found} == {
         "_absorb_queries",
+        "_choose_blocks",
         "_choose_tokens",
+        "_compress",
+        "_list_keys",
         "_project_values",
+        "_rotate_heads",
+        "_score_index_blocks",
         "_score_index_keys",
         "_store_index_keys",
+        "_store_keys",
+        "_store_rows",
         "_write_latents",
         "attend_latents",
         "merge_splits",

@@ -1,7 +1,8 @@
-"""Tests an indexer's kernels under Triton's interpreter."""
+"""Tests the kernels of indexers and of compressed attention under Triton's interpreter."""
 
 from __future__ import annotations
 
+from conformance.compression_kernels import CompressionConformance
 from conformance.indexer_kernels import BlockIndexerConformance, IndexerKernelsConformance
 
 
@@ -10,4 +11,8 @@ class TestIndexerKernels(IndexerKernelsConformance):
 
 
 class TestBlockIndexer(BlockIndexerConformance):
+    pass
+
+
+class TestCompression(CompressionConformance):
     pass
