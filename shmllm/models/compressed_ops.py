@@ -12,12 +12,15 @@ from shmllm.models.compressed_attention import CompressedAttention
 class CompressedOps(Protocol):
     """The operations of a compressed attention; see `ops.Ops` and `CompressedAttentionSpec`."""
 
-    def store_keys(self, x: Tensor, attention: CompressedAttention) -> None:
+    def store_keys(self, x: Tensor, attention: CompressedAttention) -> Tensor:
         """Normalises and rotates the keys of the step's tokens, and stores them in the cache.
 
         Args:
             x: [tokens, columns], of which the last head_dim are a key; these may be overwritten.
             attention: the layer.
+
+        Returns:
+            ``x``.
         """
 
     def compress(self, x: Tensor, attention: CompressedAttention) -> None:

@@ -103,13 +103,18 @@ class CompressedAttentionSpec:
         dims = [self.head_dim] + ([] if self.indexer is None else [self.indexer.head_dim])
         return tuple(width for dim in dims for width in self.compression.widths(dim))
 
+    def most_entries(self, num_positions: int) -> int:
+        """Returns the largest number of entries that a token of a request attends to, which has at
+        most so many positions."""
+        if self.compression is None:
+            return 0
+        entries = num_positions // self.compression.rate
+        return entries if self.indexer is None else min(entries, self.indexer.top_k)
+
     @property
     def most_listed(self) -> int:
         """The largest number of keys and entries that a token attends to."""
-        if self.compression is None:
-            return self.window
-        entries = self.num_positions // self.compression.rate
-        return self.window + (entries if self.indexer is None else self.indexer.top_k)
+        return self.window + self.most_entries(self.num_positions)
 
     @property
     def kept_window(self) -> int:

@@ -22,7 +22,6 @@ class Feature(Enum):
     DIVIDED_ENCODER = "an encoder-decoder in several processes"
     INDEXER = "keys of an indexer"
     COMPRESSED = "attention to entries that stand for several tokens"
-    BY_TOKEN = "experts that a token's id chooses"
 
 
 _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
@@ -32,7 +31,6 @@ _USES: dict[Feature, Callable[[ModelConfig], bool]] = {
     Feature.TRANSPOSED: lambda model: model.transposed,
     Feature.INDEXER: lambda model: chosen_of(model) is not None,
     Feature.COMPRESSED: lambda model: bool(model.compressed_attentions),
-    Feature.BY_TOKEN: lambda model: any(each.num_tokens for each in model.mixtures),
     Feature.DIVIDED_ENCODER: lambda model: model.num_encoded > 0 and model.is_divided,
 }
 

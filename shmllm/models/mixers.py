@@ -103,9 +103,8 @@ def _attend_to_latents(ops: Ops, x: Tensor, residual: Tensor, attention: LatentA
 def _attend_to_lists(
     ops: Ops, x: Tensor, residual: Tensor, attention: CompressedAttention
 ) -> Tensor:
-    first = ops.linear(x, attention.in_proj)
+    first = ops.store_keys(ops.linear(x, attention.in_proj), attention)
     latent = ops.norm(first, attention.query_norm)
-    ops.store_keys(first, attention)
     if attention.part_proj is not None:
         ops.compress(ops.linear(x, attention.part_proj), attention)
     ops.list_keys(x, latent, attention)

@@ -220,8 +220,8 @@ class MoESpec:
 
     @property
     def changes_choices(self) -> bool:
-        """Whether some choices go to no expert."""
-        return self.identities > 0 or self.tokens is not None
+        """Whether some choices go to no expert, or are not made by logits alone."""
+        return self.identities > 0 or self.reads_ids
 
     @property
     def reads_ids(self) -> bool:

@@ -51,7 +51,9 @@ SHAPE = {
     "max_position_embeddings": 64,
 }
 BLOCK_BYTES = 2 * NUM_LAYERS * BLOCK_SIZE * HEAD_DIM * 4
-OTHER_CACHES = ("qwen3_5", "mamba2", "granite_moe_hybrid", "deepseek_v3", "gemma4")
+OTHER_CACHES = (
+    *("qwen3_5", "mamba2", "granite_moe_hybrid", "deepseek_v3", "deepseek_v4", "gemma4"),
+)
 SCALE = 4.0
 """The scale of the matrices, so large that the best token of a random model is clear."""
 PROMPTS = [[(7 * n + 3 * i) % 90 + 1 for i in range(length)] for n, length in enumerate((11, 3, 1))]
@@ -342,6 +344,33 @@ class EngineConformance:
             engine.run()
             assert [engine.tokens[number] for number in numbers] == wanted
         assert engine.core.scheduler.stats.prefix_hit_tokens > 0
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
+    def test_entries_survive_short_chunks_hits_and_preemption(
+        self, gpu_device: Device, tmp_path: Path, mode: str
+    ) -> None:
+        """Windows end in other steps than they begin in, and the requests are too many for the
+        cache; the CPU has room for all."""
+        family = "deepseek_v4"
+        reference = reference_model(family, SCALE, **PROGRAM_SHAPE | VARIANTS[family])
+        directory, prompts = save(reference, tmp_path), [each * 3 for each in PROMPTS]
+        engines = []
+        for device, num_blocks, budget in ((gpu_device, 28, 7), (None, 100, 40)):
+            config = make_config(directory, mode=mode, budget=budget)
+            cache = replace(config.cache, memory_bytes=None, num_blocks=num_blocks)
+            engine = Engine(replace(config, cache=cache), device)
+            for first, asked in ((0, prompts), (3, prompts[1:2]), (4, prompts[1:2])):
+                for number, prompt in enumerate(asked, first):
+                    engine.add(number, prompt, max_tokens=12, logprobs=2)
+                engine.run()
+            engines.append(engine)
+        ours, other = engines
+        assert ours.tokens == other.tokens
+        assert_same_logprobs(ours, other)
+        stats = ours.core.scheduler.stats, other.core.scheduler.stats
+        assert [each.preemptions > 0 for each in stats] == [True, False]
+        assert [each.prefix_hit_tokens > 0 for each in stats] == [True, True]
 
     def test_a_module_of_transformers_has_its_greedy_tokens(
         self, tmp_path: Path, gpu_device: Device

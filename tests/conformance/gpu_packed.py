@@ -23,7 +23,8 @@ from conformance.gpu_program import (
 )
 from support.gguf_models import write_model
 from support.gpu_steps import GpuSteps
-from support.model_helpers import our_logits, reference_model
+from support.model_helpers import our_logits, reference_model, save
+from support.packed_deepseek_v4 import pack_as_published
 from support.quantized_checkpoints import (
     config_group,
     load_packed,
@@ -31,6 +32,7 @@ from support.quantized_checkpoints import (
     pack_quantized,
     write_checkpoint,
 )
+from support.reference_models import ENTRIES
 from support.variants import slow
 
 from shmllm.formats.gguf_pieces import pieces_of, read_pieces
@@ -144,6 +146,17 @@ class PackedProgramConformance:
         mixer = steps.model.layers[0].mixer
         assert not isinstance(mixer.x_proj.weight, torch.Tensor)
         assert not isinstance(mixer.dt_proj.weight, torch.Tensor)
+        assert_equals_the_values(directory, steps, torch.float32)
+
+    @pytest.mark.slow
+    def test_experts_in_mxfp4_and_matrices_in_fp8(self, gpu_device, tmp_path) -> None:
+        sizes = {name: SHAPE[name] for name in ("hidden_size", "max_position_embeddings")}
+        sizes |= {"intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 4}
+        model = reference_model("deepseek_v4", **ENTRIES | sizes)
+        directory = tmp_path / "packed"
+        pack_as_published(save(model, tmp_path / "plain"), directory)
+        steps = GpuSteps(gpu_device, directory)
+        assert steps.model.has_packed
         assert_equals_the_values(directory, steps, torch.float32)
 
     @pytest.mark.slow

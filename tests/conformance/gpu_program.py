@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.gpu_steps import GpuSteps, Prepared
 from support.model_helpers import reference_logits, reference_model, save
-from support.reference_models import BLOCKS_CHOSEN, INDEXER, PHI4_TOWERS
+from support.reference_models import BLOCKS_CHOSEN, ENTRIES, INDEXER, PHI4_TOWERS
 from support.variants import slow
 
 from shmllm.config.graphs import CudaGraphMode
@@ -233,6 +233,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     | GROUPS
     | INDEXER
     | {"indexer_types": ["full", "shared"], "q_lora_rank": 40, "swiglu_limit": 0.1},
+    "deepseek_v4": ENTRIES
+    | {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    | {"num_hidden_layers": 3, "num_attention_heads": 6, "hc_sinkhorn_iters": 6}
+    | {"index_topk": 2, "sliding_window": 4},
     "mellum": EXPERTS | {"head_dim": 16, "sliding_window": 5, "layer_types": LAYER_TYPES},
     "minicpm3": {name: LATENT[name] for name in LATENT if "moe" not in name}
     | {"num_key_value_heads": 4, "q_lora_rank": 40},
@@ -373,7 +377,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "layer_types": LAYER_TYPES,
     },
 }
-QUICK = ("cohere2", "deepseek_v3", "glm_moe_dsa", "mamba", "qwen3_5")
+QUICK = ("cohere2", "deepseek_v3", "deepseek_v4", "glm_moe_dsa", "mamba", "qwen3_5")
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.15}
 """The tolerances of logits, relative to the largest logit."""
 
@@ -459,7 +463,7 @@ class ProgramConformance:
             for row, logits in steps.step(work).items():
                 assert_equals_transformers(logits, reference, steps.tokens[row][:-1])
 
-    @pytest.mark.parametrize("name", ["qwen3", slow("deepseek_v3"), slow("hy_v4")])
+    @pytest.mark.parametrize("name", ["qwen3", *map(slow, ("deepseek_v3", "deepseek_v4", "hy_v4"))])
     def test_the_models_dtype(self, gpu_device, models, dtype, name) -> None:
         """The router's choice is clear for these prompts: scores differ by 0.04 or more. Of seed 1
         two experts of a token differ by 0.004, of which the other one changes the logits by 0.3:
@@ -515,6 +519,7 @@ class ProgramConformance:
                 for name, most in product(
                     (
                         "deepseek_v3",
+                        "deepseek_v4",
                         "gemma2",
                         "gemma4",
                         "gpt_oss",
@@ -556,11 +561,12 @@ class ProgramConformance:
                     assert_equals_transformers(next(logits), reference, tokens)
             assert next(logits, None) is None
 
+    @pytest.mark.parametrize("name", ["llama", slow("deepseek_v4")])
     def test_a_deterministic_decode_has_the_same_bits_beside_others(
-        self, gpu_device, models
+        self, gpu_device, models, name
     ) -> None:
         """The padded sizes are the same; matrix products of other sizes may have other bits."""
-        steps = GpuSteps(gpu_device, models("llama")[1], "PIECEWISE", (4,), deterministic=True)
+        steps = GpuSteps(gpu_device, models(name)[1], "PIECEWISE", (4,), deterministic=True)
         steps.program.capture()
         add_prompts(steps, {0: 42, 1: 2})
         for row, length in ((0, 41), (1, 1)):

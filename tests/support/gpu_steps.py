@@ -122,7 +122,8 @@ class GpuSteps:
         self.cache = GpuKVCache(config, dtype, shape, num_blocks, arena, num_blocks)
         for states in self.cache.states.values():
             states.fill_(math.nan)
-        for part in (part for _, *layer in self.cache.layers.values() for part in layer):
+        self._stored = [*self.cache.layers.values(), *self.cache.entries.values()]
+        for part in (part for _, *layer in self._stored for part in layer):
             part.fill_(math.nan)
         self.inputs = GpuInputs(
             max_tokens,
@@ -170,9 +171,7 @@ class GpuSteps:
         self._grow(row, length)
         self.computed[row] = length
         generator = torch.Generator().manual_seed(row)
-        for group, part in (
-            (group, part) for group, *kv in self.cache.layers.values() for part in kv
-        ):
+        for group, part in ((group, part) for group, *kv in self._stored for part in kv):
             blocks = self._blocks[row][group]
             shape = (len(blocks), *part.shape[1:])
             numbers = torch.randn(shape, generator=generator).to(self.device.torch_device)

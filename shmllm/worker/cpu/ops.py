@@ -289,8 +289,9 @@ class CpuOps:
     def attend_to_latents(self, query: Tensor, attention: LatentAttention) -> Tensor:
         return self._latents.attend(query, attention)
 
-    def store_keys(self, x: Tensor, attention: CompressedAttention) -> None:
+    def store_keys(self, x: Tensor, attention: CompressedAttention) -> Tensor:
         self._compressed.store_keys(x, attention)
+        return x
 
     def compress(self, x: Tensor, attention: CompressedAttention) -> None:
         self._compressed.compress(x, attention)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from shmllm.models.compressed_specs import CompressedAttentionSpec
 from shmllm.models.config import ModelConfig
-from shmllm.models.mixer_specs import AttentionSpec, LatentAttentionSpec
+from shmllm.models.mixer_specs import AnyAttention, LatentAttentionSpec
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
 from shmllm_kernels.gpu.configs import (
     AttentionConfig,
@@ -44,7 +45,7 @@ class HeadShape:
         num_kv_heads: the number of key-value heads.
         head_dim: the width of a query; of a latent attention, that of a latent.
         value_dim: the width of a head's output, before a latent one is projected to values.
-        is_latent: whether it is a latent attention.
+        is_latent: whether a key is its own value: in a latent attention, and a compressed one.
         is_chosen: whether each token attends to what was chosen for it, as a request of its own.
     """
 
@@ -56,8 +57,11 @@ class HeadShape:
     is_chosen: bool = False
 
     @classmethod
-    def of(cls, spec: AttentionSpec | LatentAttentionSpec) -> HeadShape:
+    def of(cls, spec: AnyAttention) -> HeadShape:
         """Return the heads of a layer."""
+        if isinstance(spec, CompressedAttentionSpec):
+            sizes = spec.num_heads, 1, spec.head_dim, spec.head_dim
+            return cls(*sizes, is_latent=True, is_chosen=True)
         if isinstance(spec, LatentAttentionSpec):
             sizes = spec.num_heads, 1, spec.rank, spec.rank
             return cls(*sizes, is_latent=True, is_chosen=spec.indexer is not None)
@@ -113,9 +117,7 @@ class AttentionLaunches:
     @property
     def head_shapes(self) -> tuple[HeadShape, ...]:
         """The different heads of the model's layers."""
-        shapes = [HeadShape.of(each) for each in self.model.attentions]
-        shapes += [HeadShape.of(each) for each in self.model.latent_attentions]
-        return tuple(dict.fromkeys(shapes))
+        return tuple(dict.fromkeys(map(HeadShape.of, self.model.all_attentions)))
 
     def choose(
         self, descriptor: BatchDescriptor, max_query_len: int

@@ -8,7 +8,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from shmllm.models.compressed_specs import CompressedAttentionSpec
 from shmllm.models.config import ModelConfig, RopeConfig
+from shmllm.models.entries import entry_ropes
 from shmllm.models.indexer_specs import Chosen
 from shmllm.models.layers import Allocator
 from shmllm.models.mixer_specs import AttentionSpec, MixerSpec
@@ -19,6 +21,7 @@ from shmllm.models.widths import (
     joined_widths,
     linear_widths,
     low_ranks,
+    query_ranks,
     sets_aside,
 )
 from shmllm.worker.arena import CountingAllocator
@@ -38,10 +41,10 @@ from shmllm_kernels.gpu.indexer import TOKENS_AT_ONCE
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The tokens, or the blocks of keys, that each token of a step attends to, as those of a
-    request.
+    request; or what `list_keys` lists.
 
     Attributes:
-        table: [max_tokens, choices, entries] int32, slots or blocks of the cache.
+        table: [max_tokens, choices, entries] int32, slots, blocks or places of the cache.
         starts: [max_tokens + 1] int32, the first token of each of these requests.
         lens: [max_tokens] int32, how many tokens they are.
         scores: [rows, choices, blocks] float32, scratch memory, of single tokens or of blocks.
@@ -68,6 +71,26 @@ class Choice:
             allocate((max_tokens + 1,), torch.int32),
             allocate((max_tokens,), torch.int32),
             allocate((rows, chosen.num_heads, most), torch.float32),
+        )
+
+    @classmethod
+    def of_lists(
+        cls, allocate: Allocator, max_tokens: int, config: ModelConfig, max_positions: int
+    ) -> Choice | None:
+        """Return room for what tokens attend to in compressed attentions, if there are some."""
+        every, most = config.compressed_attentions, 0
+        if not every:
+            return None
+        for spec in every:
+            if spec.compression is not None and spec.indexer is not None:
+                most = max(most, max_positions // spec.compression.rate)
+        rows = min(max_tokens, TOKENS_AT_ONCE) if most else 1
+        entries = max(spec.window + spec.most_entries(max_positions) for spec in every)
+        return cls(
+            allocate((max_tokens, 1, entries), torch.int32),
+            allocate((max_tokens + 1,), torch.int32),
+            allocate((max_tokens,), torch.int32),
+            allocate((rows, 1, max(most, 1)), torch.float32),
         )
 
 
@@ -103,6 +126,8 @@ class GpuBuffers:
         spare: [MAX_ROWS, hidden], the other place of the residual stream of few tokens.
         angles: for each rotation, cosines and sines of the tokens' positions, [max_tokens,
             rotary_dim] each.
+        window_angles: for each rotation of entries, and the number of tokens of one, the same of
+            the first tokens of windows.
         sampled: [max_samples, hidden], the hidden states of the tokens that get logits.
         logits: [max_samples, vocab]; [max_samples, 0] if the model has no LM head; float32 if that
             is.
@@ -119,7 +144,8 @@ class GpuBuffers:
         mambas: for each Mamba, [max_tokens, projected_width], the output of `Mamba.x_proj`.
         mamba_parts: for each Mamba, [MAX_ROWS, parts, projected_width] float32, parts of that of
             few tokens.
-        choice: the tokens that an indexer chose; None: there is none.
+        choice: the tokens that an indexer chose, or what tokens attend to in compressed
+            attentions; None: there is neither.
         relations: the buffers of embeddings of distances; None: there are none.
         counters: int32, those of the launches of attention and recurrent layers.
         many_products: launches products of many rows, for which there is scratch memory.
@@ -188,13 +214,11 @@ class GpuBuffers:
         self._unstored = {
             width: buffer(MAX_ROWS, width)
             for width in {each.in_width for each in config.latent_attentions}
+            | {sum(each.first_widths) for each in config.compressed_attentions}
         }
-        self._unprojected = {
-            width: buffer(max_tokens, width)
-            for width in {each.query_rank for each in config.latent_attentions}
-            if width is not None
-        }
-        self.choice: Choice | None = None
+        self._unprojected = {width: buffer(max_tokens, width) for width in query_ranks(config)}
+        lists = max_tokens, config, self._max_positions
+        self.choice = Choice.of_lists(allocate, *lists)
         if (chosen := chosen_of(config)) is not None:
             sizes = self._max_positions, self._block_size
             self.choice = Choice.allocate(allocate, max_tokens, chosen, *sizes)
@@ -203,6 +227,10 @@ class GpuBuffers:
         self.angles: dict[RopeConfig, tuple[Tensor, Tensor]] = {
             rope: (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
             for rope in config.ropes
+        }
+        self.window_angles = {
+            (rope, rate): (buffer(max_tokens, rope.rotary_dim), buffer(max_tokens, rope.rotary_dim))
+            for rope, rate in entry_ropes(config)
         }
         self.sampled, is_exact = buffer(max_samples, hidden), config.lm_head_float32
         self.logits = allocate(
@@ -264,7 +292,8 @@ class GpuBuffers:
 
     def unstored(self, width: int) -> Tensor:
         """Return the buffer [MAX_ROWS, width] for what lies beside latents of few tokens, and for
-        these until they are stored: queries are projected meanwhile."""
+        these until they are stored: queries are projected meanwhile; or for the product that has
+        what queries are a projection of, and a key."""
         return self._unstored[width]
 
     def low_rank(self, width: int) -> Tensor:
@@ -276,9 +305,13 @@ class GpuBuffers:
         """Return the buffer [max_tokens, width] for two results side by side."""
         return self._joined[width]
 
+    def most_entries(self, spec: CompressedAttentionSpec) -> int:
+        """Return the largest number of entries that a token attends to."""
+        return spec.most_entries(self._max_positions)
+
     def unprojected(self, width: int) -> Tensor:
-        """Return the buffer [max_tokens, width] for what queries of latent attention are a
-        projection of."""
+        """Return the buffer [max_tokens, width] for what queries of latent attention, or of a
+        compressed one, are a projection of."""
         return self._unprojected[width]
 
     def activated(self, width: int) -> Tensor:

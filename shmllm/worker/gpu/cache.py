@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shmllm.models.config import ModelConfig
+from shmllm.models.entries import layer_entries
 from shmllm.models.kv_heads import KVHeads
 from shmllm.worker.arena import Arena, padded_bytes
 from shmllm.worker.memory import CacheShape
@@ -29,7 +30,12 @@ def block_bytes(heads: KVHeads, block_size: int, dtype: torch.dtype) -> int:
         dtype: their dtype.
     """
     width = heads.count * (heads.key_dim + heads.value_dim) + heads.index_dim
-    return block_size * width * dtype.itemsize
+    return rows_of(heads, block_size) * width * dtype.itemsize
+
+
+def rows_of(heads: KVHeads, block_size: int) -> int:
+    """Return the number of rows in a block of so many tokens."""
+    return -(-block_size // heads.rate)
 
 
 def cache_bytes(shape: CacheShape, dtype: torch.dtype, num_blocks: int, num_states: int = 1) -> int:
@@ -57,6 +63,10 @@ class GpuKVCache:
             width of 0. Layers of
             different groups use the same memory, in blocks of their own. A layer that has no keys
             and values of its own has those of the layer that it reads.
+        elements: all blocks of keys and values one behind the other, [elements].
+        entries: for each layer with a compressed attention that has entries these, as in `layers`,
+            with the keys of an indexer in place of values; a block has a row for each entry of its
+            tokens.
         index_keys: for each layer with an indexer beside keys and values the indexer's keys,
             [num_blocks, block_size, index_dim].
         states: for each layer with a state its states, [num_states, elements] float32.
@@ -75,14 +85,16 @@ class GpuKVCache:
     ) -> None:
         self._shape, self._dtype = shape, dtype
         self._blocks: Tensor | None = None
+        self.elements = torch.empty(0, dtype=dtype)
         if shape.num_buffers:
             elements = shape.buffer_bytes // dtype.itemsize
             padded = padded_bytes((num_blocks, elements), dtype) // dtype.itemsize
             whole = arena.allocate((shape.num_buffers, padded), dtype)
+            self.elements = whole.view(-1)
             self._blocks = whole[:, : num_blocks * elements].unflatten(1, (num_blocks, elements))
         self._buffers = [] if self._blocks is None else [*self._blocks]
         self.index_keys: dict[int, Tensor] = {}
-        self.layers = self._layers_of(model, 0)
+        self.layers, self.entries = self._layers_of(model, 0), self._entries_of(model, 0)
         self._states: Tensor | None = None
         if shape.state_layers:
             elements = shape.state_bytes // torch.float32.itemsize
@@ -108,24 +120,40 @@ class GpuKVCache:
         view = copy(self)
         view.index_keys = {}
         view.layers = self._layers_of(model, first)
+        view.entries = self._entries_of(model, first)
         return view
 
     def _layers_of(self, model: ModelConfig, first: int) -> dict[int, tuple[int, Tensor, Tensor]]:
-        shape, dtype, places = self._shape, self._dtype, self._shape.places
+        shape = self._shape
         layers: dict[int, tuple[int, Tensor, Tensor]] = {}
         for layer, heads in enumerate(model.layer_kv):
             if heads is not None:
-                group, buffer, part = places[first + layer]
-                own = block_bytes(heads, shape.block_size, dtype) // dtype.itemsize
-                blocks = self._buffers[buffer][:, part * own : (part + 1) * own]
+                group, blocks = self._blocks_of(first + layer, heads)
                 if heads.value_dim and heads.index_dim:
-                    index = blocks[:, own - shape.block_size * heads.index_dim :]
+                    index = blocks[:, blocks.shape[1] - shape.block_size * heads.index_dim :]
                     self.index_keys[layer] = index.unflatten(1, (shape.block_size, -1))
                     blocks = blocks[:, : -index.shape[1]]
                 layers[layer] = (group, *_keys_and_values(blocks, heads, shape.block_size))
         for layer, source in model.kv_sources.items():
             layers[layer] = layers[source]
         return layers
+
+    def _entries_of(self, model: ModelConfig, first: int) -> dict[int, tuple[int, Tensor, Tensor]]:
+        entries = {}
+        for layer, heads in enumerate(layer_entries(model), first + len(model.layer_kv)):
+            if heads is not None:
+                group, blocks = self._blocks_of(layer, heads)
+                rows = rows_of(heads, self._shape.block_size)
+                own = group, *_keys_and_values(blocks, heads, rows)
+                entries[layer - first - len(model.layer_kv)] = own
+        return entries
+
+    def _blocks_of(self, layer: int, heads: KVHeads) -> tuple[int, Tensor]:
+        """Return the group of a layer, by its index in all groups, and its blocks, [num_blocks,
+        elements]."""
+        shape, (group, buffer, part) = self._shape, self._shape.places[layer]
+        own = block_bytes(heads, shape.block_size, self._dtype) // self._dtype.itemsize
+        return group, self._buffers[buffer][:, part * own : (part + 1) * own]
 
     def copy_state(self, source: int, target: int) -> None:
         """Copy a block of states to another, behind the steps that were launched before."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from shmllm.models.routing import Routing
 from shmllm.models.specs import MoESpec, TokenKind
 from shmllm.worker.gpu.inputs import GpuInputs
 from shmllm_kernels.gpu.left_out import leave_out
+from shmllm_kernels.gpu.routing_by_token import route_by_token
 from shmllm_kernels.reference.moe import Choice
 
 
@@ -17,7 +19,8 @@ def choice_of(spec: MoESpec) -> Choice:
     """Return how a mixture's experts are chosen."""
     return Choice(
         divides_by_all=spec.divides_by_all,
-        is_sigmoid=spec.scoring in ("sigmoid", "sigmoid_of_top"),
+        is_sigmoid=spec.scoring in ("sigmoid", "sigmoid_of_top", "sqrt_softplus"),
+        is_sqrt_softplus=spec.scoring == "sqrt_softplus",
         ranks_logits=spec.scoring == "sigmoid_of_top",
         total_eps=spec.total_eps,
         num_groups=spec.num_groups,
@@ -29,7 +32,8 @@ def choice_of(spec: MoESpec) -> Choice:
 
 
 class TokenKinds:
-    """Leaves tokens out of mixtures that have one kind of them.
+    """Leaves tokens out of mixtures that have one kind of them, or chooses their experts by their
+    ids.
 
     Args:
         inputs: the step's inputs.
@@ -43,6 +47,20 @@ class TokenKinds:
             for spec in specs
             if spec.tokens is not None
         }
+
+    def route(
+        self,
+        ids: Tensor,
+        weights: Tensor,
+        logits: Tensor,
+        query_starts: Tensor,
+        choice: Choice,
+        table: Tensor,
+    ) -> None:
+        """Launch the choice of experts that a table has for each id; see `route_by_token`."""
+        inputs, tokens = self._inputs, self._inputs.step.token_ids[: len(ids)]
+        routed = ids, weights, logits, query_starts, choice
+        route_by_token(*routed, tokens, inputs.last_tokens, table)
 
     def leave_out(self, kind: TokenKind, routing: Routing) -> None:
         """Launch that tokens of another kind go to no expert."""

@@ -142,10 +142,12 @@ class ExpertOps:
         """
         logits, routing, layout = self._routing(moe, len(x))
         self._multiply_router(logits, x, moe)
-        route(
-            routing.ids, routing.weights, logits[:, : moe.spec.num_choices], query_starts,
-            choice_of(moe.spec), moe.correction, moe.scale, layout,
-        )  # fmt: skip
+        of_choices = logits[:, : moe.spec.num_choices]
+        routed = routing.ids, routing.weights, of_choices, query_starts, choice_of(moe.spec)
+        if moe.table is None:
+            route(*routed, moe.correction, moe.scale, layout)
+        else:
+            self._kinds.route(*routed, moe.table)
         if moe.spec.tokens is not None:
             self._kinds.leave_out(moe.spec.tokens, routing)
         self._report(moe, routing.ids)

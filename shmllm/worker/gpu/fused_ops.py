@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from shmllm.models.altup import AltUpLayer
+from shmllm.models.compressed_attention import CompressedAttention
 from shmllm.models.connections import Connection
 from shmllm.models.delta_net import DeltaNet
 from shmllm.models.experts import MoE
@@ -302,6 +303,17 @@ class FusedOps(UnfusedOps):
         x, self._unstored = self._unstored, None
         assert x is not None, "latents come before queries"
         return self._ops.latents.attend_few(self.value(query), x, attention)
+
+    def store_keys(self, x: Any, attention: CompressedAttention) -> Tensor:
+        assert isinstance(x, Product), "keys are a product"
+        out = self._multiply(x, self._buffers.unstored(sum(attention.spec.first_widths)))
+        return self._ops.store_keys(out, attention)
+
+    def list_keys(self, x: Any, latent: Any, attention: CompressedAttention) -> None:
+        def linear(x: Any, linear: Linear) -> Any:
+            return self.value(self.linear(x, linear))
+
+        self._ops.lists.list_keys(x, latent, attention, linear)
 
     def delta_net(self, x: Any, net: DeltaNet) -> Tensor:
         return self._ops.recurrent.delta_net_of_few(self.value(x), net)

@@ -114,7 +114,7 @@ class LatentAttentionOps:
         latents, rotated = self._project(query, attention)
         self._step.launch(partial(self._attend, latents, rotated, attention))
         out = self._buffers.attended(spec.width)[: len(latents)]
-        _multiply_heads(out.unflatten(1, (spec.num_heads, -1)), latents, attention.value_up)
+        multiply_heads(out.unflatten(1, (spec.num_heads, -1)), latents, attention.value_up)
         return _opened(out, query, spec)
 
     def attend_few(self, query: Tensor, x: Tensor, attention: LatentAttention) -> Tensor:
@@ -167,7 +167,7 @@ class LatentAttentionOps:
         )
         latents = self._buffers.latents(spec.latent_width)[:num_tokens]
         latents = latents.unflatten(1, (spec.num_heads, -1))
-        _multiply_heads(latents, heads[..., : spec.nope_dim], attention.key_up)
+        multiply_heads(latents, heads[..., : spec.nope_dim], attention.key_up)
         return latents, rotated
 
     def _attend(self, latents: Tensor, rotated: Tensor, attention: LatentAttention) -> None:
@@ -241,7 +241,7 @@ def _opened(out: Tensor, query: Tensor, spec: LatentAttentionSpec) -> Tensor:
     return out.mul_(gates.sigmoid_()) if spec.gates_of_elements else out
 
 
-def _multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:
+def multiply_heads(out: Tensor, x: Tensor, weight: Tensor) -> None:
     """Compute ``out[:, head] = x[:, head] @ weight[head].T``, all [tokens, heads, ...], without
     allocating memory."""
     torch.bmm(x.transpose(0, 1), weight.transpose(1, 2), out=out.transpose(0, 1))

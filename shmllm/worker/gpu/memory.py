@@ -21,6 +21,10 @@ MOST_BLOCKS = 2**20
 """The largest number of blocks of a cache whose size is not configured: the host keeps an object of
 0.1 KB for each block that was used, and a model that is small enough for more needs no more."""
 LAUNCH_BYTES = 32 * 2**10
+LAUNCHES = 12
+"""About how many launches a layer has."""
+MANY_LAUNCHES = 30
+"""How many a layer has whose attention lists entries, with its residual streams."""
 GRAPHS_BYTES = 64 * MIB
 
 
@@ -158,14 +162,15 @@ class DeviceMemory:
         return DeviceUse(total, others, weight_bytes, steps, *estimated, fraction)
 
 
-def estimate_graph_bytes(num_captured: int) -> int:
-    """Estimate the memory of CUDA graphs, in bytes. The driver keeps a copy of each launch, about a
-    dozen in a layer, and libraries allocate workspaces; the graphs allocate no tensors.
+def estimate_graph_bytes(num_captured: int, launches: int = LAUNCHES) -> int:
+    """Estimate the memory of CUDA graphs, in bytes. The driver keeps a copy of each launch, and
+    libraries allocate workspaces; the graphs allocate no tensors.
 
     Args:
         num_captured: the number of captured layers, each counted once for each size at which it is.
+        launches: how many launches a layer has.
     """
-    return GRAPHS_BYTES + num_captured * 12 * LAUNCH_BYTES if num_captured else 0
+    return GRAPHS_BYTES + num_captured * launches * LAUNCH_BYTES if num_captured else 0
 
 
 def _mib(num_bytes: int) -> str:

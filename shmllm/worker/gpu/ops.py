@@ -29,7 +29,7 @@ from shmllm.worker.gpu.activations import activate_mlp, needs_whole_product
 from shmllm.worker.gpu.attention import AttentionOps, AttentionStep
 from shmllm.worker.gpu.buffers import GpuBuffers
 from shmllm.worker.gpu.cache import GpuKVCache
-from shmllm.worker.gpu.compressed_attention import NoCompressedAttention
+from shmllm.worker.gpu.compressed_attention import CompressedAttentionOps, CompressedLaunches
 from shmllm.worker.gpu.embeddings import look_up
 from shmllm.worker.gpu.experts import ExpertOps
 from shmllm.worker.gpu.graph_dispatcher import BatchDescriptor
@@ -56,7 +56,7 @@ def call_now(call: Call) -> None:
     call()
 
 
-class GpuOps(NoCompressedAttention, StreamLaunches):
+class GpuOps(CompressedLaunches, StreamLaunches):
     """Launches the operations of `models.ops.Ops`. The launches' arguments depend only on the sizes
     given to `begin`, and not on the contents of the device's memory.
 
@@ -98,6 +98,7 @@ class GpuOps(NoCompressedAttention, StreamLaunches):
         self._inputs = inputs
         self.products = GpuProducts(buffers.attention.deterministic, device, buffers.many_products)
         self.latents = LatentAttentionOps(cache, inputs, buffers)
+        self.lists = CompressedAttentionOps(cache, inputs, buffers)
         self.recurrent = RecurrentOps(cache, inputs, buffers)
         self.mixtures = ExpertOps(
             inputs, buffers.experts, self.products, lora, self.meetings, buffers.routed
@@ -137,7 +138,7 @@ class GpuOps(NoCompressedAttention, StreamLaunches):
         self._norms_are_dependent = is_dependent
         launches = self._buffers.attention.choose(descriptor, max_query_len)
         step = AttentionStep(descriptor, launches, launch_attention, is_dependent, self.is_fused)
-        for mixers in (self._attends, self.latents, self.recurrent):
+        for mixers in (self._attends, self.latents, self.lists, self.recurrent):
             mixers.begin(step)
 
     def variants(
@@ -177,6 +178,11 @@ class GpuOps(NoCompressedAttention, StreamLaunches):
             positions = step.positions if of_pairs is None else step.rope_positions
             of_rope = positions[..., :num_tokens]
             rope_tables(cos, sin, of_rope, frequencies, attention_factor(rope), of_pairs)
+        positions = step.positions[:num_tokens]
+        for (rope, rate), tables in self._buffers.window_angles.items():
+            cos, sin = (table[:num_tokens] for table in tables)
+            factor = attention_factor(rope)
+            rope_tables(cos, sin, positions, self._frequencies[rope], factor, rate=rate)
 
     def project(self, x: Tensor, projection: Linear) -> Tensor:
         out = self._buffers.hidden[: len(x)]

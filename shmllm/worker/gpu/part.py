@@ -21,7 +21,7 @@ from shmllm.worker.gpu.encoded_prefixes import EncodedPrefixes
 from shmllm.worker.gpu.graph_dispatcher import GraphDispatcher
 from shmllm.worker.gpu.group import DeviceGroup
 from shmllm.worker.gpu.kv_dtype import unused_scales
-from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
+from shmllm.worker.gpu.memory import LAUNCHES, MANY_LAUNCHES, DeviceMemory, estimate_graph_bytes
 from shmllm.worker.gpu.program import Program, auto_dtype, check_model
 from shmllm.worker.gpu.shared_cache import GpuSharedCache, staged_bytes
 from shmllm.worker.gpu.step_resources import StepResources
@@ -113,6 +113,7 @@ class GpuPart:
         num_captured = len(self.dispatcher.captures()) * loaded.config.num_layers
         if resources.drafts is not None:
             num_captured += resources.drafts.num_captured
+        launches = MANY_LAUNCHES if loaded.config.compressed_attentions else LAUNCHES
         if self._config.shared_kv.num_bytes is not None:
             shape = resources.shape
             num_bytes = staged_bytes(shape.bytes_per_block, shape.bytes_per_state)
@@ -122,7 +123,7 @@ class GpuPart:
             resources.shape,
             loaded.max_model_len,
             sum(each.weights.resident_bytes for each in (loaded, draft) if each is not None),
-            estimate_graph_bytes(num_captured),
+            estimate_graph_bytes(num_captured, launches),
             resources.run_largest,
             item_bytes(self._config, loaded),
         )

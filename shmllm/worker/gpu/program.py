@@ -42,14 +42,9 @@ from shmllm_kernels.gpu.few_rows import MAX_ROWS
 from shmllm_kernels.gpu.latent_attention import MAX_RANK
 from shmllm_kernels.gpu.many_rows import LEAST_ROWS
 
-UNSUPPORTED = {
-    Feature.LAYER_QK_NORM,
-    Feature.DIVIDED_ENCODER,
-    Feature.COMPRESSED,
-    Feature.BY_TOKEN,
-}
+UNSUPPORTED = {Feature.LAYER_QK_NORM, Feature.DIVIDED_ENCODER}
 """What the kernels cannot compute."""
-NOT_FLOAT8 = {Feature.INDEXER}
+NOT_FLOAT8 = {Feature.INDEXER, Feature.COMPRESSED}
 """What FP8 keys and values have no kernels for."""
 
 
@@ -80,12 +75,23 @@ def check_model(
     check_features(config, "the GPU", UNSUPPORTED)
     if load.has_float8_cache:
         check_features(config, f"kv_cache_dtype={load.kv_cache_dtype!r}", NOT_FLOAT8)
+    _check_widths(config)
+
+
+def _check_widths(config: ModelConfig) -> None:
+    """Raise EngineStartError if heads are too wide for the kernels."""
     widest = max((max(each.head_dim, each.value_head_dim) for each in config.attentions), default=0)
     if any(each.rank > MAX_RANK for each in config.latent_attentions):
         raise EngineStartError(
             f"latents of more than {MAX_RANK} elements are too large for the GPU's attention: "
             "start with device='cpu'"
         )
+    for compressed in config.compressed_attentions:
+        if compressed.head_dim > MAX_RANK or compressed.head_dim % 2:
+            raise EngineStartError(
+                f"keys of {compressed.head_dim} elements are no even number of at most {MAX_RANK}, "
+                "which the GPU's attention takes: start with device='cpu'"
+            )
     if widest > MAX_HEAD_DIM:
         raise EngineStartError(
             f"heads of {widest} elements are too large for the GPU's attention, "

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from shmllm.models.attention import AttentionHeads
+from shmllm.models.compressed_attention import CompressedAttention
 from shmllm.models.connections import Connection
 from shmllm.models.kimi_delta import KimiDelta
 from shmllm.models.latent_attention import LatentAttention
@@ -86,6 +87,12 @@ class UnfusedOps(ABC):
 
     def choose_blocks(self, x: Any, attention: AttentionHeads) -> None:
         self._ops.choose_blocks(self.value(x), attention)
+
+    def compress(self, x: Any, attention: CompressedAttention) -> None:
+        self._ops.compress(self.value(x), attention)
+
+    def attend_to_lists(self, query: Any, attention: CompressedAttention) -> Tensor:
+        return self._ops.attend_to_lists(self.value(query), attention)
 
     def open_heads(self, x: Any, gates: Any) -> Tensor:
         return self._ops.open_heads(self.value(x), self.value(gates))

@@ -20,11 +20,10 @@ from support.model_helpers import (
     reference_model,
     save,
 )
+from support.packed_deepseek_v4 import pack_as_published
 from support.quantized_checkpoints import load_packed
 from support.reference_models import ENTRIES
-from torch import Tensor
 from transformers import AutoModelForCausalLM, DeepseekV4Config
-from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from shmllm.core.kv_groups import FullAttention, SlidingWindow
 from shmllm.errors import EngineStartError
@@ -46,8 +45,6 @@ OF_AUTHORS = {
     "model.": "",
 }
 """What files of the model's authors have in place of parts of names that transformers writes."""
-IN_FLOAT8 = tuple(f".{name}.weight" for name in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b"))
-IN_FLOAT4 = tuple(f".w{number}.weight" for number in (1, 2, 3))
 YARN = {"factor": 16, "original_max_position_embeddings": 64, "beta_fast": 32, "beta_slow": 1}
 
 
@@ -79,38 +76,11 @@ def test_names_of_both_kinds_of_files_are_known_and_further_layers_left_out(
     assert torch.equal(*logits)
 
 
-def packed(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Tensors as published files have them, and what transformers makes of these: experts in MXFP4,
-    other projections but those to entries in FP8, with scales that are powers of two."""
-    stored, values = dict(tensors), dict(tensors)
-    for name, tensor in tensors.items():
-        if name.endswith("tid2eid"):
-            stored[name] = tensor.int()
-        if "norm" in name or not name.endswith((*IN_FLOAT8, *IN_FLOAT4)) or "compressor" in name:
-            continue
-        if ".experts." in name:
-            number = torch.randint(0, 256, (len(tensor), tensor.shape[1] // 2)).byte()
-            number, scale = number.view(torch.int8), torch.randn(len(tensor), tensor.shape[1] // 32)
-        else:
-            number, scale = (tensor * 64).to(torch.float8_e4m3fn), torch.randn(1, 1)
-        scale = (scale.abs() / 64).to(torch.float8_e8m0fnu)
-        stored[name], stored[name.removesuffix("weight") + "scale"] = number, scale
-        values[name] = Fp8Dequantize(None)._dequantize_one(number, scale, torch.float32)
-    return stored, values
-
-
 def test_experts_in_mxfp4_and_matrices_in_fp8_are_those_of_transformers(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 32}
     reference = reference_model("deepseek_v4", **ENTRIES | CHOSEN | sizes)
     plain, quantized = tmp_path / "plain", tmp_path / "packed"
-    quantized.mkdir()
-    save(reference, plain)
-    stored, values = packed(load_file(plain / "model.safetensors"))
-    save_file(values, plain / "model.safetensors", {"format": "pt"})
-    save_file(stored, quantized / "model.safetensors")
-    config = {"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
-    fields = json.loads((plain / "config.json").read_text()) | {"expert_dtype": "fp4"}
-    (quantized / "config.json").write_text(json.dumps(fields | {"quantization_config": config}))
+    pack_as_published(save(reference, plain), quantized)
     model = load_packed(quantized)
     views = [view for [view, *_] in model.named_weights().values()]
     kinds = {view.kind for view in views if isinstance(view, QuantizedMatrix)}

@@ -80,7 +80,6 @@ USES = {
             num_positions=64,
         )
     ),
-    Feature.BY_TOKEN: of_layer(mlp=replace(EXPERTS, num_tokens=100)),
     Feature.DIVIDED_ENCODER: replace(of_attention(ahead=Encoded(16), source=0), shard=Shard(1, 2)),
 }
 EXPERTS = of_layer(mlp=MoESpec(num_experts=4, top_k=2, inner=5, transposed=True))
@@ -119,11 +118,21 @@ def test_a_device_computes_all_but_a_layer_norm_of_queries_and_keys(program: Mod
         program.check_model(USES[Feature.LAYER_QK_NORM], LoadConfig("nowhere"), "float32")
 
 
-@pytest.mark.parametrize("feature", [Feature.COMPRESSED, Feature.BY_TOKEN])
-def test_a_gpu_refuses_what_only_a_cpu_computes(feature: Feature) -> None:
-    cpu.check_model(USES[feature], LoadConfig("nowhere"), "float32")
-    with pytest.raises(EngineStartError, match=f"what the GPU cannot compute yet: {feature.value}"):
-        gpu.check_model(USES[feature], LoadConfig("nowhere"), "float32")
+@pytest.mark.parametrize("feature", [Feature.COMPRESSED, Feature.INDEXER])
+def test_a_gpu_keeps_some_keys_in_the_dtype_of_the_weights(feature: Feature) -> None:
+    gpu.check_model(USES[feature], LoadConfig("nowhere"), "bfloat16")
+    message = f"what kv_cache_dtype='fp8' cannot compute yet: {feature.value}"
+    with pytest.raises(EngineStartError, match=message):
+        gpu.check_model(USES[feature], LoadConfig("nowhere", kv_cache_dtype="fp8"), "bfloat16")
+
+
+@pytest.mark.parametrize("head_dim", [9, 514])
+def test_a_gpu_refuses_keys_that_are_no_pairs_or_too_wide(head_dim: int) -> None:
+    mixer = USES[Feature.COMPRESSED].layers[1].mixer
+    config = of_layer(mixer=replace(mixer, head_dim=head_dim))
+    cpu.check_model(config, LoadConfig("nowhere"), "float32")
+    with pytest.raises(EngineStartError, match=f"keys of {head_dim} elements are no even number"):
+        gpu.check_model(config, LoadConfig("nowhere"), "float32")
 
 
 def test_an_option_for_another_device_or_other_weights_is_refused_before_they_are_read() -> None:

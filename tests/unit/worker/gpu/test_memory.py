@@ -20,7 +20,12 @@ from shmllm.outputs.sleep_report import SleepState
 from shmllm.worker.arena import Contents, CountingAllocator
 from shmllm.worker.gpu import memory
 from shmllm.worker.gpu.arena import CudaArena
-from shmllm.worker.gpu.memory import DeviceMemory, estimate_graph_bytes
+from shmllm.worker.gpu.memory import (
+    LAUNCHES,
+    MANY_LAUNCHES,
+    DeviceMemory,
+    estimate_graph_bytes,
+)
 from shmllm.worker.memory_owners import MemoryOwners
 
 MIB = 2**20
@@ -171,7 +176,9 @@ def test_a_small_model_gets_no_more_blocks_than_the_host_should_keep(monkeypatch
 
 def test_the_estimate_of_graph_memory():
     assert estimate_graph_bytes(0) == 0
-    assert 300 * MIB < estimate_graph_bytes(51 * 32) < 1000 * MIB
+    few, many = (estimate_graph_bytes(51 * 32, count) for count in (LAUNCHES, MANY_LAUNCHES))
+    assert 300 * MIB < few == estimate_graph_bytes(51 * 32) < 1000 * MIB
+    assert many > 2 * few
 
 
 class DriverDevice(FakeDevice):

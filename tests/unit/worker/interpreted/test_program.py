@@ -286,6 +286,35 @@ def test_experts_that_read_a_latent_are_launches_of_their_products(
     assert launched[: len(expected)] == expected
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("launches_only")
+@pytest.mark.parametrize("num_requests", [1, 3])
+def test_the_launches_of_a_compressed_attention(gpu_device, models, num_requests) -> None:
+    """Of a window, and with entries, all of them or those that an indexer chooses. The first layer
+    chooses experts by ids."""
+    product = "multiply_single_row" if num_requests == 1 else "multiply_few_rows"
+    attend = [product, "_rotate_heads", "attend_latents", "merge_splits", "_rotate_heads"]
+    attend += ["aten::bmm", product]
+    mixture = ["multiply_gate_and_up", "multiply_down", "_combine"]
+    shared = [product, "_activate", product]
+    by_token = ["_rms_norm", "aten::mm", "_route_by_token", *shared, "_sort_pairs", *mixture]
+    by_logits = ["_route_rows", *shared, *mixture]
+    made, chosen = [product, "_store_rows", "_compress"], [product, product, "_score_index_keys"]
+    fold, spread = ["_multiply", "_fold"], ["_spread"]
+    layers = [
+        (["_list_keys"], by_token),
+        ([*made, "_list_keys"], by_logits),
+        ([*made, "_compress", *chosen, "_list_keys"], by_logits),
+    ]
+    expected = ["_rope_tables", "_rope_tables", "copy"]
+    for lists, experts in layers:
+        expected += [*fold, product, "_store_keys", *lists, *attend, *spread]
+        expected += [*fold, *experts, *spread]
+    launched = launches_of_a_decode(gpu_device, models("deepseek_v4")[1], num_requests)
+    first = launched.index("copy") - 2
+    assert launched[first : first + len(expected) + 1] == [*expected, "_multiply"]
+
+
 @pytest.mark.usefixtures("launches_only")
 def test_larger_steps_have_other_launches_of_latent_attention(gpu_device, models) -> None:
     steps = GpuSteps(gpu_device, models("deepseek_v3")[1])

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from conformance.gpu_engine import PROMPTS, SHAPE, VOCAB, Engine, make_config, model
 from conformance.gpu_packed import compressed
+from conformance.gpu_program import SHAPE as PROGRAM_SHAPE
+from conformance.gpu_program import VARIANTS
 from support.fake_gpu import FakeGpu
 from support.kernel_variants import seen_variants
 from support.model_helpers import reference_model, save
@@ -73,6 +75,16 @@ def test_no_kernel_of_a_mixture_is_compiled_while_serving(
     made = reference_model(name, 4.0, **SHAPE, **MIXTURES[name], num_experts_per_tok=2)
     config = make_config(save(made, tmp_path), mode=mode, num_seqs=3, budget=20)
     check(config, gpu_device, [number % 60 for number in range(20)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
+def test_no_kernel_of_a_compressed_attention_is_compiled_while_serving(
+    gpu_device: FakeGpu, tmp_path: Path, mode: str
+) -> None:
+    made = reference_model("deepseek_v4", 4.0, **PROGRAM_SHAPE | VARIANTS["deepseek_v4"])
+    config = make_config(save(made, tmp_path), mode=mode, num_seqs=3, budget=20, num_blocks=300)
+    check(config, gpu_device, [number % 60 for number in range(40)])
 
 
 def check(config: EngineConfig, gpu_device: FakeGpu, *prompts: list[int]) -> None:
