@@ -13,6 +13,8 @@ MOST_SAMPLED_FRAMES = 60_000
 """The frames of the longest sound of Gemma 4 12B, which knows none: 40 minutes."""
 MOST_PARAKEET_FRAMES = 4000
 """The frames of the longest sound of Canary, by its authors, as its files name none: 40 seconds."""
+MOST_OMNI_FRAMES = 12_000
+"""Those of Nemotron 3 Omni, whose files name none and which attends to all at once: two minutes."""
 MOST_WAVE_SECONDS = 64
 """The longest sound of Moonshine, by its authors' program, as its files name none."""
 MOST_SECONDS = 600

@@ -13,6 +13,7 @@ from shmllm.formats import (
     deepseek_ocr,
     deepseek_vl2,
     internvl_chat,
+    nemotron_omni,
     qwen3_aligner,
 )
 
@@ -23,11 +24,12 @@ PUBLISHED = frozenset(
         deepseek_vl2.ARCHITECTURE,
         *colqwen3.NAMES,
         *chatglm.NAMES,
+        *nemotron_omni.NAMES,
     }
 )
 """The names in their ``architectures``."""
 _WITH_SETTINGS = (internvl_chat, deepseek_ocr, deepseek_vl2)
-_FAMILIES = (*_WITH_SETTINGS, chatglm, colqwen3, qwen3_aligner)
+_FAMILIES = (*_WITH_SETTINGS, chatglm, colqwen3, nemotron_omni, qwen3_aligner)
 
 
 def in_terms_of_transformers(values: Mapping[str, Any], directory: Path) -> dict[str, Any]:

@@ -11,12 +11,14 @@ from shmllm.models.audio.fun_asr_nano import FunAsr
 from shmllm.models.audio.gemma4 import Gemma4Audio
 from shmllm.models.audio.glmasr import GlmAsr
 from shmllm.models.audio.granite_speech import GraniteSpeech
-from shmllm.models.audio.keys_specs import MoonshineTower, ParakeetTower
+from shmllm.models.audio.keys_specs import MoonshineTower
 from shmllm.models.audio.moonshine import Moonshine
 from shmllm.models.audio.moss import Moss
 from shmllm.models.audio.music_flamingo import MusicFlamingo
+from shmllm.models.audio.nemotron_omni import NemotronOmniAudio
 from shmllm.models.audio.omni_specs import Qwen2_5OmniAudioTower, Qwen3OmniAudioTower
 from shmllm.models.audio.parakeet import Parakeet
+from shmllm.models.audio.parakeet_specs import NemotronOmniAudioTower, ParakeetTower
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
 from shmllm.models.audio.qwen3_omni import Qwen3OmniAudio
 from shmllm.models.audio.samples import Samples
@@ -188,6 +190,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     SamplesTower: Samples,
     MoonshineTower: Moonshine,
     ParakeetTower: Parakeet,
+    NemotronOmniAudioTower: NemotronOmniAudio,
     BartTower: BartEncoder,
     GemmaTower: GemmaEncoder,
     T5Tower: T5Encoder,

@@ -22,6 +22,7 @@ RENAMED_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.model.encoder.layers.": "model.layers.",  # of Qianfan-OCR, by transformers
     "language_model.model.": "model.",
+    "language_model.backbone.": "model.",
     "language_model.lm_head.": "lm_head.",
     "language_model.output.": "lm_head.",
     "language_model.": "model.",

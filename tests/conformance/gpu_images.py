@@ -383,10 +383,12 @@ def encode_chunks(directory: Path, name: str) -> Encoded:
 def encode_frames(directory: Path, name: str) -> Encoded:
     """A sound whose features transformers has frame by frame."""
     model = make_audio_model(directory, name)
-    samples = np.random.default_rng(1).standard_normal(5000) * 0.1
+    samples = np.random.default_rng(1).standard_normal(5120) * 0.1
     inputs = audio_inputs([samples.astype(np.float32)], name)
     wanted = model.get_audio_features(**inputs).pooler_output.flatten(0, -2)
     features = inputs["input_features"][0].numpy()
+    if "input_features_mask" in inputs:
+        features = features[: int(inputs["input_features_mask"].sum())]
     spans, grid = ((0, len(wanted)),), (len(features), 1, 1)
     return Encoded(directory, Item(bytes(32), spans, grid, features, "audio"), wanted)
 
@@ -397,6 +399,7 @@ SOUNDS = {
     "moss_transcribe_diarize": partial(make_encoded_sound, name="moss_transcribe_diarize"),
     "granite_speech": partial(encode_frames, name="granite_speech"),
     "fun_asr_nano": partial(encode_frames, name="fun_asr_nano"),
+    "nemotron_h_omni": partial(encode_frames, name="nemotron_h_omni"),
     "gemma4, a sound": encode_sound,
     "qwen2_5_omni, a sound": partial(encode_chunks, name="qwen2_5_omni"),
     "qwen3_omni_moe, a sound": partial(encode_chunks, name="qwen3_omni_moe"),

@@ -293,6 +293,7 @@ def test_usage(tmp_path: Path, arguments: list[str], message: bytes) -> None:
         slow("qwen3_asr", 31.0),
         slow("granite_speech", 31.0),
         slow("fun_asr_nano", 9.0),
+        slow("nemotron_h_omni", 9.0),
         slow("moss_transcribe_diarize", 9.0),
     ],
 )
@@ -314,7 +315,9 @@ def test_models_that_are_asked_answer_for_each_window(
         (transcript,) = llm.transcribe(sounds[0], use_tqdm=False)
         question = QUESTIONS[llm.front_end.info.model_type]
         (reply,) = llm.chat(
-            question.message(sounds[0]), SamplingParams(temperature=0, max_tokens=72)
+            question.message(sounds[0]),
+            SamplingParams(temperature=0, max_tokens=72),
+            chat_template_kwargs=question.template,
         )
         assert transcript.text == question.read(reply.outputs[0].text, question.languages)[1]
         with pytest.raises(RequestError, match="the model translates nothing"):

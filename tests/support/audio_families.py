@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from support.reference_models import VARIANTS
 from support.vision_families import TEXT
 
 GLM_ASR = {
@@ -63,15 +64,29 @@ FUN_ASR_SETTINGS: dict[str, Any] = {
 }
 
 
+OMNI: dict[str, Any] = {
+    "model_type": "parakeet_encoder",
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 64,
+    "num_mel_bins": 16,
+    "subsampling_conv_channels": 6,
+    "projection_hidden_size": 40,
+    "projection_bias": False,
+}
+
+
 class AudioFamily(NamedTuple):
     """
     Attributes:
-        model: the name of transformers' class, without its end "ForConditionalGeneration".
+        model: the name of transformers' class, without `end_of_name`.
         text, audio: what config.json has beside TEXT and AUDIO.
         begin, token, end: what stands for a sound.
         outer: what config.json has beside these.
         settings: what the feature extractor's settings are beside WHISPER_SETTINGS.
         part: the field of config.json with `audio`.
+        end_of_name: the end of the name of the class.
     """
 
     model: str
@@ -83,6 +98,7 @@ class AudioFamily(NamedTuple):
     outer: Mapping[str, Any] = MappingProxyType({})
     settings: Mapping[str, Any] = MappingProxyType({})
     part: str = "audio_config"
+    end_of_name: str = "ForConditionalGeneration"
 
 
 AUDIO_FAMILIES = {
@@ -100,6 +116,25 @@ AUDIO_FAMILIES = {
             }
         },
         settings=FUN_ASR_SETTINGS,
+    ),
+    "nemotron_h_omni": AudioFamily(
+        "NemotronH_Omni_Reasoning_V3",
+        {"model_type": "nemotron_h", **VARIANTS["nemotron_h"][1]},
+        OMNI,
+        *("", "<so_embedding>", ""),
+        outer={
+            "vision_config": {
+                "model_type": "radio",
+                "hidden_size": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "video_temporal_patch_size": 2,
+            },
+            "vision_hidden_size": 32,
+            "projector_hidden_size": 32,
+        },
+        settings={"feature_extractor_type": "ParakeetFeatureExtractor"},
+        end_of_name="",
     ),
     "qwen2_audio": AudioFamily(
         "Qwen2Audio", {"model_type": "qwen2"}, {}, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"

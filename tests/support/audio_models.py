@@ -13,6 +13,7 @@ import torch
 import transformers
 from support.audio_families import AUDIO_FAMILIES, FUN_ASR_SETTINGS, GRANITE_SPEECH_SETTINGS
 from support.one_thread import one_thread
+from support.sound_encoders import parakeet_inputs
 from support.vision_families import FAMILIES, TEXT, WHISPER, WHISPER_SETTINGS
 from support.vision_models import draw_weights, make_vision_model, tokenizer_with
 from torch import Tensor
@@ -106,13 +107,15 @@ def make_audio_model(
     marks = "<|im_end|>", "<|im_start|>", family.begin, family.token, family.end, *around
     tokenizer = tokenizer_with([mark for mark in marks if mark])
     end, token = (tokenizer.token_to_id(mark) for mark in ("<|im_end|>", family.token))
-    config = getattr(transformers, f"{family.model}Config")(
+    config = transformers.AutoConfig.for_model(
+        name,
         text_config=TEXT | family.text | {"bos_token_id": None, "eos_token_id": end},
         audio_token_id=token,
         **{family.part: AUDIO | family.audio | audio},
         **({"tie_word_embeddings": False, **family.outer, **(outer or {})}),
     )
-    model = getattr(transformers, f"{family.model}ForConditionalGeneration")(config).eval()
+    make = getattr(transformers, f"{family.model}{family.end_of_name}")
+    model = make(config).eval()
     draw_weights(model, 1.0)
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith(("running_mean", "running_var")):
@@ -207,9 +210,7 @@ def audio_inputs(
         return processed_in_parts(sounds, model)[0]
     if model in ALONE:
         (sound,) = sounds
-        frames = ALONE[model](sound)[None]
-        whole = {"input_features_mask": torch.ones(frames.shape[:2], dtype=torch.long)}
-        return {"input_features": frames} | (whole if model == "fun_asr_nano" else {})
+        return ALONE[model](sound)
     if model == "gemma4":
         return dict(gemma4_extractor()(list(sounds), return_tensors="pt"))
     if model == "gemma4_unified":
@@ -308,13 +309,34 @@ def fun_asr_features(sound: npt.NDArray[np.float32]) -> Tensor:
     return found
 
 
+def _granite_inputs(sound: npt.NDArray[np.float32]) -> dict[str, Tensor]:
+    return {"input_features": granite_features(sound)[None]}
+
+
+def _fun_asr_inputs(sound: npt.NDArray[np.float32]) -> dict[str, Tensor]:
+    frames = fun_asr_features(sound)[None]
+    return {
+        "input_features": frames,
+        "input_features_mask": torch.ones(frames.shape[:2], dtype=torch.long),
+    }
+
+
+def _omni_inputs(sound: npt.NDArray[np.float32]) -> dict[str, Tensor]:
+    found = parakeet_inputs(sound)
+    return {
+        "input_features": found["input_features"],
+        "input_features_mask": found["attention_mask"],
+    }
+
+
 ALONE = {
-    "granite_speech": granite_features,
-    "granite_speech_plus": granite_features,
-    "fun_asr_nano": fun_asr_features,
+    "granite_speech": _granite_inputs,
+    "granite_speech_plus": _granite_inputs,
+    "fun_asr_nano": _fun_asr_inputs,
+    "nemotron_h_omni": _omni_inputs,
 }
-"""What computes features of those whose sounds transformers has to encode one by one: where it
-fills shorter ones, they read what is behind them."""
+"""What makes the inputs of those whose sounds transformers has to encode one by one: where it fills
+shorter ones, they read what is behind them."""
 
 
 def processed_in_parts(

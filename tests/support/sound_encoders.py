@@ -116,7 +116,7 @@ _OF_PARAKEET = {"feature_extractor_type": "ParakeetFeatureExtractor", "feature_s
 _OF_COHERE = {"feature_extractor_type": "CohereAsrFeatureExtractor", "feature_size": 16}
 
 
-def _parakeet(sound: Samples) -> dict[str, Tensor]:
+def parakeet_inputs(sound: Samples) -> dict[str, Tensor]:
     extractor = transformers.ParakeetFeatureExtractor(feature_size=16)
     return dict(extractor(sound, sampling_rate=RATE, return_tensors="pt"))
 
@@ -130,8 +130,10 @@ def _cohere(sound: Samples) -> dict[str, Tensor]:
 
 RECIPES: dict[str, Recipe] = {
     "cohere_asr": Recipe("cohere_asr", _COHERE, _OF_COHERE, f"▁ {TASK}", 35, _cohere, "en", 14),
-    "canary": Recipe("canary", _CANARY, _OF_PARAKEET, TASK, 40, _parakeet, "en"),
-    "canary without biases": Recipe("canary", _PLAIN, _OF_PARAKEET, TASK, 40, _parakeet, "en", 17),
+    "canary": Recipe("canary", _CANARY, _OF_PARAKEET, TASK, 40, parakeet_inputs, "en"),
+    "canary without biases": Recipe(
+        "canary", _PLAIN, _OF_PARAKEET, TASK, 40, parakeet_inputs, "en", 17
+    ),
     "moonshine": Recipe("moonshine", _MOONSHINE, _WAVES, BEGIN, 64, _waves),
     "moonshine with biases": Recipe(
         "moonshine",

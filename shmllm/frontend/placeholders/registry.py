@@ -80,6 +80,7 @@ from shmllm.frontend.placeholders.muse_glimmer import (
     MuseGlimmerPlaceholder,
     MuseGlimmerVideoPlaceholder,
 )
+from shmllm.frontend.placeholders.nemotron_omni import NemotronOmniAudioPlaceholder
 from shmllm.frontend.placeholders.ovis2 import Ovis2Placeholder
 from shmllm.frontend.placeholders.paligemma import Blip2Placeholder, PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.parakeet import CohereAsrPlaceholder, ParakeetPlaceholder
@@ -183,6 +184,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "MoonshineForConditionalGeneration": (MoonshinePlaceholder,),
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),
+    "NemotronHOmniForConditionalGeneration": (NemotronOmniAudioPlaceholder,),
     "Ovis2ForConditionalGeneration": (Ovis2Placeholder,),
     "MuseGlimmerForConditionalGeneration": (
         MuseGlimmerPlaceholder,

@@ -24,7 +24,7 @@ class Asker(Rounds):
     Args:
         question: how the model is asked.
         language: the code of the language that is spoken; None: the model finds out.
-        render: makes a prompt of a conversation.
+        render: makes a prompt of a conversation, and of variables for its template.
         encode: returns the tokens of a text.
         generate: completes prompts, and calls a function with the number of those that ended.
         rate: samples in a second.
@@ -36,7 +36,7 @@ class Asker(Rounds):
         self,
         question: Question,
         language: str | None,
-        render: Callable[[Any], Any],
+        render: Callable[..., Any],
         encode: Callable[[str], list[int]],
         generate: Generate,
         rate: int,
@@ -56,7 +56,7 @@ class Asker(Rounds):
     def _prompt(self, sound: tuple[Any, int]) -> Any:
         if not self._question.is_message:
             return {"prompt_token_ids": self._begin, "multi_modal_data": {"audio": sound}}
-        prompt = self._render(self._question.message(sound))
+        prompt = self._render(self._question.message(sound), **self._question.template)
         prompt["prompt_token_ids"] = [*prompt["prompt_token_ids"], *self._begin]
         return prompt
 

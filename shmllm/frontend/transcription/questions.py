@@ -103,6 +103,7 @@ class Question:
             what follows `begin`.
         needs_language: whether the model has to be told the language.
         translates: whether it translates into English.
+        template: variables for the chat template.
         read_times: finds parts with times in what the model writes; None: there are none.
     """
 
@@ -114,6 +115,7 @@ class Question:
     is_message: bool = True
     needs_language: bool = False
     translates: bool = False
+    template: Mapping[str, Any] = field(default_factory=dict)
     read_times: Callable[[str], list[Timed]] | None = None
 
     def check(self, language: str | None, task: str) -> None:
@@ -195,6 +197,9 @@ QUESTIONS: dict[str, Question] = {
     "GraniteSpeechPlusForConditionalGeneration": _OF_GRANITE,
     "MoonshineForConditionalGeneration": Question(is_message=False),
     "MossTranscribeDiarizeForConditionalGeneration": Question(read_times=_timed),
+    "NemotronHOmniForConditionalGeneration": Question(
+        text="Transcribe this audio.", template={"enable_thinking": False}
+    ),
     "Qwen3ASRForConditionalGeneration": Question(
         languages=_OF_QWEN, begin="language {0}<asr_text>", read=_behind_language
     ),

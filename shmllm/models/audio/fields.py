@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shmllm.models.audio.omni_specs import Qwen3OmniAudioTower
+from shmllm.models.audio.parakeet_specs import ParakeetEncoder
 from shmllm.models.audio.specs import WhisperTower, num_convolved
 from shmllm.models.fields import Fields
 from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
 
 Tower = TypeVar("Tower", bound=WhisperTower)
+Encoder = TypeVar("Encoder", bound=ParakeetEncoder)
 NAMES_OF_WHISPER = {
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder_layers",
@@ -20,6 +22,8 @@ NAMES_OF_WHISPER = {
 """Other names of fields of ``audio_config``, for those of Whisper."""
 _POSITIONS = 13
 """Those of a chunk of a sound, which transformers' counts of embeddings assume."""
+_OF_PARAKEET = {"subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2}
+"""Fields of Parakeet's encoder that have one supported value."""
 
 
 def read_omni_encoder(audio: Fields, kind: type[Tower], hidden_size: int) -> Tower:
@@ -92,4 +96,45 @@ def read_whisper(
         activation=read_vision_activation(audio, "activation_function", "gelu"),
         num_mels=audio.integer("num_mel_bins", num_mels),
         num_positions=audio.integer("max_source_positions", 1500),
+    )
+
+
+def read_parakeet(encoder: Fields, kind: type[Encoder], **own: Any) -> Encoder:
+    """Returns Parakeet's encoder.
+
+    Args:
+        encoder: the fields with the names of transformers' ``ParakeetEncoderConfig``.
+        kind: what its results are for.
+        own: further attributes of `kind`.
+    """
+    width, num_mels = encoder.integer("hidden_size", 1024), encoder.integer("num_mel_bins", 80)
+    num_heads = read_num_heads(encoder, "num_attention_heads", 8, width)
+    for name, supported in (_OF_PARAKEET | {"head_dim": width // num_heads}).items():
+        if (found := encoder.integer(name, supported)) != supported:
+            raise encoder.error(f"{name} {found} is not supported; supported: {supported}")
+    factor = encoder.integer("subsampling_factor", 8, minimum=2, maximum=64)
+    if factor & (factor - 1) or num_mels % factor:
+        raise encoder.error(
+            f"subsampling_factor ({factor}) must be a power of two that divides num_mel_bins "
+            f"({num_mels})"
+        )
+    kernel = encoder.integer("conv_kernel_size", 9)
+    if kernel % 2 == 0 or width % 2:
+        raise encoder.error(
+            f"conv_kernel_size ({kernel}) must be odd, and hidden_size ({width}) even"
+        )
+    return kind(
+        hidden_size=width,
+        num_layers=encoder.integer("num_hidden_layers", 24, maximum=MOST_LAYERS),
+        num_heads=num_heads,
+        inner=encoder.integer("intermediate_size", 4096),
+        activation=read_vision_activation(encoder, "hidden_act", "silu"),
+        num_mels=num_mels,
+        num_halvings=factor.bit_length() - 1,
+        channels=encoder.integer("subsampling_conv_channels", 256),
+        kernel=kernel,
+        bias=encoder.flag("attention_bias", True),
+        convolution_bias=encoder.flag("convolution_bias", True),
+        scale=width**0.5 if encoder.flag("scale_input", True) else 1.0,
+        **own,
     )

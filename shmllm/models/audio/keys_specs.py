@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shmllm.formats.audio_counts import RATE, num_convolved_samples, num_halved
+from shmllm.formats.audio_counts import RATE, num_convolved_samples
 from shmllm.formats.audio_settings import MOST_WAVE_SECONDS
 from shmllm.models.vision.encoder_spec import VisionActivation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeysOfLayers:
     """What each layer of a decoder reads of an encoder's results: keys and values, which are the
     embeddings of a sound.
@@ -22,6 +21,7 @@ class KeysOfLayers:
         kv_width: the width of the keys of a layer, and of the values.
     """
 
+    __slots__ = ()
     num_decoder_layers: int
     kv_width: int
 
@@ -47,6 +47,8 @@ class MoonshineTower(KeysOfLayers):
         theta: the base of the wavelengths of rotations.
     """
 
+    num_decoder_layers: int
+    kv_width: int
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -88,72 +90,4 @@ class MoonshineTower(KeysOfLayers):
 
     def num_inputs(self, frames: int) -> int:
         """Returns how many samples the tower reads of a sound."""
-        return frames
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParakeetTower(KeysOfLayers):
-    """Convolutions over frames and features, and layers of a conformer whose scores have a part for
-    the distance of a key (Rekesh et al., "Fast Conformer", 2023; Dai et al., 2019).
-
-    Attributes:
-        hidden_size: the width of the stream.
-        num_layers: the number of layers.
-        num_heads: the number of heads.
-        inner: the width of the activation's output in MLPs.
-        activation: the activation of MLPs and of the layers' convolutions.
-        num_mels: the number of features of a frame.
-        num_halvings: how many convolutions read every other frame and feature.
-        channels: the width of their results.
-        kernel: the length of the layers' convolutions, in positions; odd.
-        bias: whether the projections of attention and MLPs have biases.
-        convolution_bias: whether the layers' convolutions have.
-        scale: the factor of what the first layer reads.
-        projected: the width of a projection of the results; None: there is none.
-        key_bias: whether the projections to the decoder's keys and values have biases.
-        most_frames: the most frames of a sound.
-        in_nemo: whether checkpoints have NeMo's names.
-    """
-
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    inner: int
-    activation: VisionActivation
-    num_mels: int
-    num_halvings: int
-    channels: int
-    kernel: int
-    bias: bool
-    convolution_bias: bool
-    scale: float
-    projected: int | None
-    key_bias: bool
-    most_frames: int
-    in_nemo: bool = False
-
-    @property
-    def num_elements(self) -> int:
-        """About the number of its parameters."""
-        of_layers = self.num_layers * (8 * self.hidden_size + 4 * self.inner + self.kernel)
-        of_frames = self.channels * (self.num_mels >> self.num_halvings)
-        of_keys = (self.projected or 0) + self.embedding_width
-        of_convolutions = self.num_halvings * self.channels * (self.channels + 9)
-        return self.hidden_size * (of_layers + of_frames + of_keys) + of_convolutions
-
-    @property
-    def most_activations(self) -> int:
-        """About the most numbers of a frame that are in memory at a time: four tensors of the first
-        convolution's results, or in a layer, of scores and distances."""
-        positions = self.num_embeddings(self.most_frames)
-        of_layer = 4 * self.inner + 6 * self.hidden_size + 6 * self.num_heads * positions
-        of_layer = (of_layer + 2 * self.embedding_width) >> self.num_halvings
-        return max(self.channels * self.num_mels, of_layer)
-
-    def num_embeddings(self, frames: int) -> int:
-        """Returns how many embeddings a sound has."""
-        return num_halved(frames, self.num_halvings)
-
-    def num_inputs(self, frames: int) -> int:
-        """Returns how many frames the tower reads of a sound."""
         return frames

@@ -1,7 +1,8 @@
 """The encoder of Parakeet (Rekesh et al., "Fast Conformer", 2023), and what the layers of a decoder
 read of it.
 
-transformers pads every sound and masks what is behind it. Here it is not there.
+transformers pads every sound and masks what is behind it. Here it is not there, unless a model has
+an embedding of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from shmllm.models.audio.convolutions import KERNEL, convolve_columns, convolve_plane
 from shmllm.models.audio.frames import check_frames
-from shmllm.models.audio.keys_specs import ParakeetTower
+from shmllm.models.audio.parakeet_specs import ParakeetEncoder, ParakeetTower
 from shmllm.models.audio.whisper import DECODER, ENCODER
 from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
@@ -43,7 +44,7 @@ _IN_NEMO = {
 
 
 class Parakeet(Tower):
-    """See `keys_specs.ParakeetTower`."""
+    """See `parakeet_specs.ParakeetTower`."""
 
     prefixes: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"model.encoder.": ENCODER, "encoder.": ENCODER}
@@ -51,21 +52,8 @@ class Parakeet(Tower):
 
     def __init__(self, spec: ParakeetTower, hidden_size: int, storage: Storage) -> None:
         super().__init__(storage)
-        self._spec = spec
-        width, channels, name = spec.hidden_size, spec.channels, f"{ENCODER}subsampling."
-        self._first = self.make_dense(f"{name}layers.0", channels, 1, KERNEL, KERNEL)
-        self._halvings = [
-            (
-                self.make_dense(f"{name}layers.{3 * index + 2}", channels, 1, KERNEL, KERNEL),
-                self.make_dense(f"{name}layers.{3 * index + 3}", channels, channels, 1, 1),
-            )
-            for index in range(spec.num_halvings - 1)
-        ]
-        read = channels * (spec.num_mels >> spec.num_halvings)
-        self._input = self.make_dense(f"{name}linear", width, read)
-        self._layers = [
-            _Layer(spec, f"{ENCODER}layers.{layer}", self) for layer in range(spec.num_layers)
-        ]
+        width = spec.hidden_size
+        self._encode = EncoderOfSounds(spec, self)
         self._project: Dense | None = None
         if spec.projected is not None:
             self._project = self.make_dense(f"{DECODER}proj", spec.projected, width)
@@ -85,17 +73,47 @@ class Parakeet(Tower):
         Returns:
             [positions, embedding_width]: for each layer its keys, then its values.
         """
-        spec, frames = self._spec, grid[0]
+        x = self._encode(inputs, grid[0])
+        return self._keys(x if self._project is None else self._project(x))
+
+
+class EncoderOfSounds:
+    """The encoder of a tower, which owns its weights."""
+
+    def __init__(self, spec: ParakeetEncoder, tower: Tower) -> None:
+        self._spec = spec
+        width, channels, name = spec.hidden_size, spec.channels, f"{ENCODER}subsampling."
+        self._first = tower.make_dense(f"{name}layers.0", channels, 1, KERNEL, KERNEL)
+        self._halvings = [
+            (
+                tower.make_dense(f"{name}layers.{3 * index + 2}", channels, 1, KERNEL, KERNEL),
+                tower.make_dense(f"{name}layers.{3 * index + 3}", channels, channels, 1, 1),
+            )
+            for index in range(spec.num_halvings - 1)
+        ]
+        read = channels * (spec.num_mels >> spec.num_halvings)
+        self._input = tower.make_dense(f"{name}linear", width, read)
+        self._layers = [
+            _Layer(spec, f"{ENCODER}layers.{layer}", tower) for layer in range(spec.num_layers)
+        ]
+
+    def __call__(self, inputs: Tensor, frames: int) -> Tensor:
+        """Runs it: [frames, num_mels] -> [positions, width]. Positions behind those of the frames,
+        if the tower has some, are silent."""
+        spec = self._spec
         check_frames(inputs, frames, (frames, spec.num_mels))
-        x = convolve_plane(self._first, inputs.to(self.dtype)[None, None])[0].relu_()
+        x = inputs.to(self._first.weight.dtype)
+        x = convolve_plane(self._first, x[None, None])[0].relu_()
         for columns, channels in self._halvings:
             x = _convolve_planes(columns, x)
             x = channels(x.flatten(0, 1)).view(x.shape).relu_()
-        x = self._input(x.transpose(1, 2).flatten(1)) * spec.scale
+        read, heard = x.transpose(1, 2).flatten(1), len(x)
+        read = F.pad(read, (0, 0, 0, spec.num_embeddings(frames) - heard))
+        x = self._input(read) * spec.scale
         distances = _embed_distances(x)
         for layer in self._layers:
-            x = layer(x, distances)
-        return self._keys(x if self._project is None else self._project(x))
+            x = layer(x, distances, heard)
+        return x
 
 
 def _name_of_keys(layer: int, kind: str) -> str:
@@ -129,7 +147,7 @@ def _embed_distances(x: Tensor) -> Tensor:
 class _Layer:
     """One layer: attention and a convolution between two MLPs, of which half is added."""
 
-    def __init__(self, spec: ParakeetTower, prefix: str, tower: Tower) -> None:
+    def __init__(self, spec: ParakeetEncoder, prefix: str, tower: Tower) -> None:
         width = spec.hidden_size
         self._first, self._second = (
             _FeedForward(spec, f"{prefix}.feed_forward{number}", tower) for number in (1, 2)
@@ -141,18 +159,19 @@ class _Layer:
             for name in ("feed_forward1", "self_att", "conv", "feed_forward2", "out")
         )
 
-    def __call__(self, x: Tensor, distances: Tensor) -> Tensor:
-        """Runs the layer: [positions, width] -> [positions, width]."""
+    def __call__(self, x: Tensor, distances: Tensor, heard: int) -> Tensor:
+        """Runs the layer: [positions, width] -> [positions, width], of which those from `heard` on
+        are silent."""
         x = x + 0.5 * self._first(self._of_first(x))
-        x = x + self._attention(self._of_attention(x), distances)
-        x = x + self._convolution(self._of_convolution(x))
+        x = x + self._attention(self._of_attention(x), distances, heard)
+        x = x + self._convolution(self._of_convolution(x), heard)
         return self._last(x + 0.5 * self._second(self._of_second(x)))
 
 
 class _FeedForward:
     """An MLP."""
 
-    def __init__(self, spec: ParakeetTower, prefix: str, tower: Tower) -> None:
+    def __init__(self, spec: ParakeetEncoder, prefix: str, tower: Tower) -> None:
         width = spec.hidden_size
         self._activation = ACTIVATIONS[spec.activation]
         self._up = tower.make_dense(f"{prefix}.linear1", spec.inner, width, bias=spec.bias)
@@ -167,7 +186,7 @@ class _Attention:
     """Attention to the whole sound, whose scores have a part of the query and the distance of the
     key (Dai et al., 2019, section 3.3)."""
 
-    def __init__(self, spec: ParakeetTower, prefix: str, tower: Tower) -> None:
+    def __init__(self, spec: ParakeetEncoder, prefix: str, tower: Tower) -> None:
         width, self._heads = spec.hidden_size, spec.num_heads
         head_dim = width // spec.num_heads
         self._scale = head_dim**-0.5
@@ -181,12 +200,14 @@ class _Attention:
             tower.tensor(f"{prefix}.bias_{name}", spec.num_heads, head_dim) for name in "uv"
         )
 
-    def __call__(self, x: Tensor, distances: Tensor) -> Tensor:
-        """Runs it: [positions, width] -> [positions, width].
+    def __call__(self, x: Tensor, distances: Tensor, heard: int) -> Tensor:
+        """Runs it: [positions, width] -> [positions, width]. No position attends to silent ones,
+        and these attend to all alike, as in transformers.
 
         Args:
             x: the positions.
             distances: their embeddings, the largest first, [2 * positions - 1, width].
+            heard: the number of positions in front of silent ones.
         """
         count = len(x)
         q, k, v = (dense(x).view(1, count, self._heads, -1) for dense in self._qkv)
@@ -196,6 +217,9 @@ class _Attention:
         places = torch.arange(count, device=x.device)
         of_pairs = (count - 1 - places[:, None] + places).expand(self._heads, -1, -1)
         bias = scores.gather(2, of_pairs)[None] * self._scale
+        if heard < count:
+            least = torch.finfo(bias.dtype).min
+            bias[..., heard:], bias[..., heard:, :] = least, least
         return self._out(attend(q + self._of_keys, k, v, bias=bias).reshape(x.shape))
 
 
@@ -203,7 +227,7 @@ class _Convolution:
     """A gate, a convolution of each column over positions, a norm by fixed numbers, and a
     projection."""
 
-    def __init__(self, spec: ParakeetTower, prefix: str, tower: Tower) -> None:
+    def __init__(self, spec: ParakeetEncoder, prefix: str, tower: Tower) -> None:
         width, has_bias = spec.hidden_size, spec.convolution_bias
         self._activation = ACTIVATIONS[spec.activation]
         self._up = tower.make_dense(f"{prefix}.pointwise_conv1", 2 * width, width, 1, bias=has_bias)
@@ -213,10 +237,11 @@ class _Convolution:
         self._fixed = tower.make_fixed_norm(f"{prefix}.norm", width, _EPS)
         self._down = tower.make_dense(f"{prefix}.pointwise_conv2", width, width, 1, bias=has_bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Runs it: [positions, width] -> [positions, width]."""
+    def __call__(self, x: Tensor, heard: int) -> Tensor:
+        """Runs it: [positions, width] -> [positions, width], of which those from `heard` on are
+        silent."""
         around = self._columns.weight.shape[-1] // 2
-        gated = F.pad(F.glu(self._up(x), -1), (0, 0, around, around))
+        gated = F.pad(F.glu(self._up(x), -1)[:heard], (0, 0, around, around + len(x) - heard))
         mixed = convolve_columns(gated, self._columns.weight)
         if self._columns.bias is not None:
             mixed = mixed + self._columns.bias

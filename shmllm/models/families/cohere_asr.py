@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shmllm.formats.audio_settings import MOST_PARAKEET_FRAMES
-from shmllm.models.audio.keys_specs import ParakeetTower
+from shmllm.models.audio.fields import read_parakeet
+from shmllm.models.audio.parakeet_specs import ParakeetTower
 from shmllm.models.audio.specs import AudioSpec
 from shmllm.models.config import ModelConfig
 from shmllm.models.encoder_decoder import (
@@ -28,7 +29,6 @@ from shmllm.models.readers import (
     read_ungated_mlp,
 )
 from shmllm.models.specs import NormSpec
-from shmllm.models.vision.fields import MOST_LAYERS, read_num_heads, read_vision_activation
 from shmllm.models.weight_names import renamed
 
 if TYPE_CHECKING:
@@ -128,46 +128,13 @@ def read_encoder(fields: Fields, defaults: dict[str, Any]) -> ParakeetTower:
     encoder = fields.section("encoder_config", "parakeet_encoder")
     if encoder is None:
         encoder = Fields({}, f"{fields.where}: encoder_config")
-    encoder = encoder.with_defaults(defaults)
-    width, num_mels = encoder.integer("hidden_size", 1024), encoder.integer("num_mel_bins", 80)
-    num_heads = read_num_heads(encoder, "num_attention_heads", 8, width)
-    for name, supported in (_SUPPORTED | {"head_dim": width // num_heads}).items():
-        if (found := encoder.integer(name, supported)) != supported:
-            raise encoder.error(f"{name} {found} is not supported; supported: {supported}")
-    factor = encoder.integer("subsampling_factor", 8, minimum=2, maximum=64)
-    if factor & (factor - 1) or num_mels % factor:
-        raise encoder.error(
-            f"subsampling_factor ({factor}) must be a power of two that divides num_mel_bins "
-            f"({num_mels})"
-        )
-    kernel = encoder.integer("conv_kernel_size", 9)
-    if kernel % 2 == 0 or width % 2:
-        raise encoder.error(
-            f"conv_kernel_size ({kernel}) must be odd, and hidden_size ({width}) even"
-        )
-    return ParakeetTower(
-        hidden_size=width,
-        num_layers=encoder.integer("num_hidden_layers", 24, maximum=MOST_LAYERS),
-        num_heads=num_heads,
-        inner=encoder.integer("intermediate_size", 4096),
-        activation=read_vision_activation(encoder, "hidden_act", "silu"),
-        num_mels=num_mels,
-        num_halvings=factor.bit_length() - 1,
-        channels=encoder.integer("subsampling_conv_channels", 256),
-        kernel=kernel,
-        bias=encoder.flag("attention_bias", True),
-        convolution_bias=encoder.flag("convolution_bias", True),
-        scale=width**0.5 if encoder.flag("scale_input", True) else 1.0,
-        projected=None,
-        key_bias=True,
+    return read_parakeet(
+        encoder.with_defaults(defaults),
+        ParakeetTower,
         most_frames=MOST_PARAKEET_FRAMES,
         num_decoder_layers=1,
         kv_width=1,
     )
-
-
-_SUPPORTED = {"subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2}
-"""Fields that have one supported value."""
 
 
 def named_weights(weights: NamedWeights, config: ModelConfig) -> NamedWeights:

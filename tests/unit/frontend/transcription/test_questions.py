@@ -147,7 +147,11 @@ def ask(question: Question, model: Model, language: str | None = None) -> list[P
     asker = Asker(
         question,
         language,
-        lambda messages: {"prompt_token_ids": [7], "messages": messages},
+        lambda messages, **template: {
+            "prompt_token_ids": [7],
+            "messages": messages,
+            "template": template,
+        },
         lambda text: [*text.encode()],
         model,
         RATE,
@@ -156,6 +160,12 @@ def ask(question: Question, model: Model, language: str | None = None) -> list[P
     asker.run(parts)
     assert sum(done) == len(parts)
     return parts
+
+
+def test_nemotron_is_asked_not_to_reason() -> None:
+    model = Model("Guten Tag.")
+    ask(QUESTIONS["NemotronHOmniForConditionalGeneration"], model)
+    assert [prompt["template"] for prompt in model.prompts] == [{"enable_thinking": False}] * 2
 
 
 def test_each_window_is_a_segment_of_its_own() -> None:
