@@ -11,9 +11,10 @@ import pytest
 import torch
 import transformers
 from support.audio_families import FUN_ASR_SETTINGS
-from support.audio_models import RATE, fun_asr_features, make_audio_model
+from support.audio_models import RATE, make_audio_model
 from support.model_helpers import assert_logits_close, load, our_logits, reference_logits
 from support.sound_checks import check_embeddings, embed, noise, prepared, read_config
+from support.sounds_alone import fun_asr_features
 from support.tower_checks import same_on_all_threads
 from support.variants import slow
 from transformers import FunAsrNanoConfig

@@ -16,9 +16,10 @@ import transformers
 from safetensors.torch import save_file
 from support import lora_adapters
 from support.audio_families import GRANITE_SPEECH_SETTINGS
-from support.audio_models import RATE, granite_features, make_audio_model, reference_tokens
+from support.audio_models import RATE, make_audio_model, reference_tokens
 from support.model_helpers import allocate, assert_logits_close, load, our_logits, reference_logits
 from support.sound_checks import check_embeddings, embed, noise, prepared, read_config
+from support.sounds_alone import granite_features
 from support.tower_checks import same_on_all_threads
 from support.variants import slow
 
