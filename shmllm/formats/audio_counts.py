@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 RATE = 16_000
 """The samples of a second of Moonshine."""
 CONVOLUTIONS = ((127, 64), (7, 3), (3, 2))
 """The lengths and strides of Moonshine's convolutions."""
 
 
-def num_convolved_samples(count: int) -> int:
-    """Returns the number of positions behind Moonshine's convolutions of so many samples."""
-    for length, stride in CONVOLUTIONS:
+def num_convolved_samples(
+    count: int, convolutions: Iterable[tuple[int, int]] = CONVOLUTIONS
+) -> int:
+    """Returns the number of positions behind convolutions of so many samples.
+
+    Args:
+        count: the number of samples.
+        convolutions: their lengths and strides; by default Moonshine's.
+    """
+    for length, stride in convolutions:
         count = max(0, (count - length) // stride + 1)
     return count
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from shmllm.errors import EngineStartError
 from shmllm.formats.audio_settings import (
+    MOST_OMNIASR_SECONDS,
     MOST_PARAKEET_FRAMES,
     AudioSettings,
     FunAsrSettings,
@@ -171,6 +172,11 @@ def _read_wave(values: dict[str, Any], path: Path) -> WaveSettings:
     return WaveSettings(rate=rate, num_mels=1, hop=1, window=1, normalizes=normalizes)
 
 
+def _read_omniasr(values: dict[str, Any], path: Path) -> WaveSettings:
+    settings = _read_wave(values, path)
+    return replace(settings, least_variance=1e-5, longest=MOST_OMNIASR_SECONDS)
+
+
 def _read_parakeet(values: dict[str, Any], path: Path) -> ParakeetSettings:
     hop = _size(values, "hop_length", path, 160)
     settings = ParakeetSettings(
@@ -206,6 +212,7 @@ _READERS: dict[str, Callable[[dict[str, Any], Path], AudioSettings]] = {
     "Qwen3ASRFeatureExtractor": _read_qwen3_asr,
     "GraniteSpeechFeatureExtractor": _read_granite_speech,
     "FunAsrNanoFeatureExtractor": _read_fun_asr,
+    "OmniASRFeatureExtractor": _read_omniasr,
     "ParakeetFeatureExtractor": _read_parakeet,
     "CohereAsrFeatureExtractor": _read_cohere_asr,
     "Wav2Vec2FeatureExtractor": _read_wave,

@@ -15,6 +15,8 @@ MOST_PARAKEET_FRAMES = 4000
 """The frames of the longest sound of Canary, by its authors, as its files name none: 40 seconds."""
 MOST_OMNI_FRAMES = 12_000
 """Those of Nemotron 3 Omni, whose files name none and which attends to all at once: two minutes."""
+MOST_OMNIASR_SECONDS = 40
+"""The longest sound of Omnilingual ASR, by its authors' program, as its files name none."""
 MOST_WAVE_SECONDS = 64
 """The longest sound of Moonshine, by its authors' program, as its files name none."""
 MOST_SECONDS = 600
@@ -193,17 +195,22 @@ class SamplesSettings(AudioSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveSettings(AudioSettings):
-    """Those of transformers' `Wav2Vec2FeatureExtractor`: a frame is a sample.
+    """Those of transformers' `Wav2Vec2FeatureExtractor` and `OmniASRFeatureExtractor`: a frame is
+    a sample.
 
     Attributes:
         normalizes: whether the samples of a sound get the mean 0 and the variance 1.
+        least_variance: added to the variance.
+        longest: the seconds of the longest sound.
     """
 
     normalizes: bool
+    least_variance: float = 1e-7
+    longest: int = MOST_WAVE_SECONDS
 
     @property
     def most_samples(self) -> int:
-        return MOST_WAVE_SECONDS * self.rate
+        return self.longest * self.rate
 
     def count_frames(self, num_samples: int) -> int:
         return num_samples

@@ -232,6 +232,7 @@ ARCHITECTURES: dict[str, str] = {
     "NanoChatForCausalLM": "nanochat",
     "NemotronForCausalLM": "nemotron",
     "NemotronHForCausalLM": "nemotron_h",
+    "OmniASRForConditionalGeneration": "omniasr",
     "NemotronHOmniForConditionalGeneration": "nemotron_h_omni",
     "NemotronHPuzzleForCausalLM": "nemotron_h",
     "NewModel": "gte",

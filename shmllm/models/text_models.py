@@ -71,6 +71,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "Mistral3ForConditionalGeneration": ("mistral", "ministral3", "mistral4"),
     "MllamaForConditionalGeneration": ("mllama_text_model",),
     "MossTranscribeDiarizeForConditionalGeneration": ("qwen3",),
+    "OmniASRForConditionalGeneration": ("llama",),
     "NemotronHOmniForConditionalGeneration": ("nemotron_h",),
     "Ovis2ForConditionalGeneration": ("qwen2",),
     "MuseGlimmerForConditionalGeneration": ("muse_glimmer_text",),

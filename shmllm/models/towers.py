@@ -17,6 +17,8 @@ from shmllm.models.audio.moss import Moss
 from shmllm.models.audio.music_flamingo import MusicFlamingo
 from shmllm.models.audio.nemotron_omni import NemotronOmniAudio
 from shmllm.models.audio.omni_specs import Qwen2_5OmniAudioTower, Qwen3OmniAudioTower
+from shmllm.models.audio.omniasr import OmniAsr
+from shmllm.models.audio.omniasr_specs import OmniAsrTower
 from shmllm.models.audio.parakeet import Parakeet
 from shmllm.models.audio.parakeet_specs import NemotronOmniAudioTower, ParakeetTower
 from shmllm.models.audio.qwen2_5_omni import Qwen2_5OmniAudio
@@ -191,6 +193,7 @@ TOWERS: dict[type[Any], Callable[[Any, int, Storage], Tower]] = {
     MoonshineTower: Moonshine,
     ParakeetTower: Parakeet,
     NemotronOmniAudioTower: NemotronOmniAudio,
+    OmniAsrTower: OmniAsr,
     BartTower: BartEncoder,
     GemmaTower: GemmaEncoder,
     T5Tower: T5Encoder,

@@ -380,6 +380,18 @@ def encode_chunks(directory: Path, name: str) -> Encoded:
 
 
 @torch.inference_mode()
+def encode_samples(directory: Path, name: str) -> Encoded:
+    """A sound whose features are its samples."""
+    model = make_audio_model(directory, name)
+    samples = np.random.default_rng(1).standard_normal(5120) * 0.1
+    inputs = audio_inputs([samples.astype(np.float32)], name)
+    wanted = model.get_audio_features(**inputs).pooler_output
+    features = inputs["input_values"][0].T.contiguous().numpy()
+    spans, grid = ((0, len(wanted)),), (len(features), 1, 1)
+    return Encoded(directory, Item(bytes(32), spans, grid, features, "audio"), wanted)
+
+
+@torch.inference_mode()
 def encode_frames(directory: Path, name: str) -> Encoded:
     """A sound whose features transformers has frame by frame."""
     model = make_audio_model(directory, name)
@@ -400,6 +412,7 @@ SOUNDS = {
     "granite_speech": partial(encode_frames, name="granite_speech"),
     "fun_asr_nano": partial(encode_frames, name="fun_asr_nano"),
     "nemotron_h_omni": partial(encode_frames, name="nemotron_h_omni"),
+    "omniasr": partial(encode_samples, name="omniasr"),
     "gemma4, a sound": encode_sound,
     "qwen2_5_omni, a sound": partial(encode_chunks, name="qwen2_5_omni"),
     "qwen3_omni_moe, a sound": partial(encode_chunks, name="qwen3_omni_moe"),

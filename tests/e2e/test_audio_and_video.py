@@ -38,7 +38,7 @@ FEW_BLOCKS = {"exaone4_5": 31, "gemma4": 31, "gemma4, videos": 55}
 """The size of a pool that has room for about two prompts."""
 HEARING = (
     *("qwen3_asr", "audioflamingo3", "glmasr", "granite_speech", "fun_asr_nano"),
-    *("moss_transcribe_diarize", "musicflamingo", "nemotron_h_omni"),
+    *("moss_transcribe_diarize", "musicflamingo", "nemotron_h_omni", "omniasr"),
 )
 """Further models that hear and do not see."""
 NAMES = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -283,6 +284,35 @@ def test_usage(tmp_path: Path, arguments: list[str], message: bytes) -> None:
     done = command("transcribe", *(each.format(sound=path) for each in arguments))
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.slow
+def test_the_language_stands_behind_the_sound_of_a_decoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Omnilingual ASR has no messages; generation_config.json names tokens that it never writes."""
+    monkeypatch.setattr(quality, "LEAST_LOGPROB", -1e9)  # random weights are never sure
+    monkeypatch.setattr(quality, "MOST_COMPRESSION", 1e9)
+    make_audio_model(tmp_path, "omniasr")
+    sound, options = (make_sound(2.5, 5), RATE), BASE | {"max_model_len": 1024}
+    params = SamplingParams(temperature=0, max_tokens=72)
+    written = []
+    for suppressed in ([], [5, 7]):
+        path = tmp_path / "generation_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"suppress_tokens": suppressed}))
+        params.logit_bias = dict.fromkeys(suppressed, -math.inf) or None
+        with LLM(str(tmp_path), **options) as llm:
+            for language, name in ((None, "auto"), ("de", "deu_latn")):
+                (found,) = llm.transcribe(sound, language=language, use_tqdm=False)
+                text = f"<extra_id_1><extra_id_0><|lang:{name}|><s>"
+                prompt = {"prompt": text, "multi_modal_data": {"audio": sound}}
+                (wanted,) = llm.generate(prompt, params, use_tqdm=False)
+                assert found.text == wanted.outputs[0].text.strip()
+                assert found.language == (language or "")
+                written.append(found.text)
+            with pytest.raises(RequestError, match="knows no language 'tlh'"):
+                llm.transcribe(sound, language="tlh", use_tqdm=False)
+    assert written[0] != written[1]
 
 
 @pytest.mark.parametrize(

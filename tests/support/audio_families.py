@@ -77,6 +77,20 @@ OMNI: dict[str, Any] = {
 }
 
 
+OMNIASR: dict[str, Any] = {
+    "model_type": "omniasr_audio",
+    "hidden_size": 32,
+    "conv_dim": [12, 10, 8],
+    "conv_kernel": [10, 5, 9],
+    "conv_stride": [10, 8, 8],
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_conv_pos_embeddings": 6,
+    "num_conv_pos_embedding_groups": 4,
+    "intermediate_size": 48,
+}
+
+
 class AudioFamily(NamedTuple):
     """
     Attributes:
@@ -87,6 +101,7 @@ class AudioFamily(NamedTuple):
         settings: what the feature extractor's settings are beside WHISPER_SETTINGS.
         part: the field of config.json with `audio`.
         end_of_name: the end of the name of the class.
+        further: further tokens.
     """
 
     model: str
@@ -99,6 +114,7 @@ class AudioFamily(NamedTuple):
     settings: Mapping[str, Any] = MappingProxyType({})
     part: str = "audio_config"
     end_of_name: str = "ForConditionalGeneration"
+    further: tuple[str, ...] = ()
 
 
 AUDIO_FAMILIES = {
@@ -116,6 +132,18 @@ AUDIO_FAMILIES = {
             }
         },
         settings=FUN_ASR_SETTINGS,
+    ),
+    "omniasr": AudioFamily(
+        "OmniASR",
+        {"model_type": "llama", "head_dim": 16},
+        OMNIASR,
+        *("", "<extra_id_1>", ""),
+        settings={
+            "feature_extractor_type": "OmniASRFeatureExtractor",
+            "feature_size": 1,
+            "do_normalize": True,
+        },
+        further=("<extra_id_0>", "<|lang:auto|>", "<|lang:deu_latn|>", "<s>"),
     ),
     "nemotron_h_omni": AudioFamily(
         "NemotronH_Omni_Reasoning_V3",

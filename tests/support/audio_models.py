@@ -100,7 +100,15 @@ def make_audio_model(
     torch.manual_seed(7)
     family = AUDIO_FAMILIES[name]
     around = _AROUND.values() if name == "musicflamingo" else ()
-    marks = "<|im_end|>", "<|im_start|>", family.begin, family.token, family.end, *around
+    marks = (
+        "<|im_end|>",
+        "<|im_start|>",
+        family.begin,
+        family.token,
+        family.end,
+        *around,
+        *family.further,
+    )
     tokenizer = tokenizer_with([mark for mark in marks if mark])
     end, token = (tokenizer.token_to_id(mark) for mark in ("<|im_end|>", family.token))
     config = transformers.AutoConfig.for_model(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import transformers
 from support.audio_families import FUN_ASR_SETTINGS, GRANITE_SPEECH_SETTINGS
 from support.sound_encoders import parakeet_inputs
 from support.whisper_models import RATE
@@ -91,7 +92,12 @@ def _omni_inputs(sound: npt.NDArray[np.float32]) -> dict[str, Tensor]:
     }
 
 
+def _omniasr_inputs(sound: npt.NDArray[np.float32]) -> dict[str, Tensor]:
+    return dict(transformers.OmniASRFeatureExtractor()([sound], sampling_rate=RATE))
+
+
 ALONE = {
+    "omniasr": _omniasr_inputs,
     "granite_speech": _granite_inputs,
     "granite_speech_plus": _granite_inputs,
     "fun_asr_nano": _fun_asr_inputs,

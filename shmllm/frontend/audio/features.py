@@ -25,7 +25,6 @@ from shmllm.frontend.audio.filters import htk_corners, slaney_filters, triangles
 _HIGHEST = 8000.0
 """Hertz: up to where the filters reach."""
 _FLOOR = 1e-10
-_LEAST_VARIANCE = 1e-7
 _AT_ONCE = 3000
 """How many frames are in memory at a time."""
 _RANGE = 8.0
@@ -70,7 +69,7 @@ def samples_of_frames(
 def samples_alone(samples: NDArray[np.float32], settings: WaveSettings) -> NDArray[np.float32]:
     """The samples themselves, [samples, 1]."""
     if settings.normalizes:
-        samples = (samples - samples.mean()) / np.sqrt(samples.var() + _LEAST_VARIANCE)
+        samples = (samples - samples.mean()) / np.sqrt(samples.var() + settings.least_variance)
     return np.array(samples[:, None], np.float32)
 
 

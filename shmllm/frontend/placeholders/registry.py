@@ -81,6 +81,7 @@ from shmllm.frontend.placeholders.muse_glimmer import (
     MuseGlimmerVideoPlaceholder,
 )
 from shmllm.frontend.placeholders.nemotron_omni import NemotronOmniAudioPlaceholder
+from shmllm.frontend.placeholders.omniasr import OmniAsrPlaceholder
 from shmllm.frontend.placeholders.ovis2 import Ovis2Placeholder
 from shmllm.frontend.placeholders.paligemma import Blip2Placeholder, PaliGemmaPlaceholder
 from shmllm.frontend.placeholders.parakeet import CohereAsrPlaceholder, ParakeetPlaceholder
@@ -184,6 +185,7 @@ FAMILIES: dict[str, tuple[type[Placeholder], ...]] = {
     "Mistral3ForConditionalGeneration": (Mistral3Placeholder,),
     "MoonshineForConditionalGeneration": (MoonshinePlaceholder,),
     "MossTranscribeDiarizeForConditionalGeneration": (MossPlaceholder,),
+    "OmniASRForConditionalGeneration": (OmniAsrPlaceholder,),
     "NemotronHOmniForConditionalGeneration": (NemotronOmniAudioPlaceholder,),
     "Ovis2ForConditionalGeneration": (Ovis2Placeholder,),
     "MuseGlimmerForConditionalGeneration": (

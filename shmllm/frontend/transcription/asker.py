@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class Asker(Rounds):
         rate: samples in a second.
         on_done: see `Rounds`.
         task: "transcribe" or "translate".
+        suppress: tokens that are never sampled.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Asker(Rounds):
         rate: int,
         on_done: OnDone,
         task: str = "transcribe",
+        suppress: Sequence[int] = (),
     ) -> None:
         super().__init__(generate, on_done)
         self._question = question
@@ -49,6 +52,7 @@ class Asker(Rounds):
         self._render = render
         self._begin = encode(begin) if (begin := question.begin_of(language, task)) else []
         self._rate = rate
+        self._bias = dict.fromkeys(suppress, -math.inf) or None
 
     def _prompts(self, parts: Sequence[Part]) -> list[Prompt]:
         return [self._prompt(self._sound(part)) for part in parts]
@@ -62,7 +66,9 @@ class Asker(Rounds):
 
     def _params(self, part: Part, temperature: float) -> SamplingParams:
         most = _FEWEST_TOKENS + round(_TOKENS_OF_SECOND * self._seconds(part))
-        return SamplingParams(temperature=temperature, seed=0, max_tokens=most, logprobs=0)
+        return SamplingParams(
+            temperature=temperature, seed=0, max_tokens=most, logprobs=0, logit_bias=self._bias
+        )
 
     def _read(self, part: Part, output: CompletionOutput) -> None:
         found, words = self._question.read(output.text, self._question.languages)

@@ -19,7 +19,11 @@ from shmllm.frontend.transcription.questions import QUESTIONS, Question
 from shmllm.frontend.transcription.rounds import OnDone, Part
 from shmllm.frontend.transcription.sounds import Sound, as_list, open_sound, sound_name
 from shmllm.frontend.transcription.transcriber import Transcriber
-from shmllm.frontend.transcription.vocabulary import Vocabulary, ids_of_tokens
+from shmllm.frontend.transcription.vocabulary import (
+    Vocabulary,
+    ids_of_tokens,
+    suppressed_tokens,
+)
 from shmllm.frontend.transcription.windows import divide
 from shmllm.outputs.request import RequestOutput
 from shmllm.outputs.transcription import Segment, Transcript
@@ -146,7 +150,10 @@ class TranscriptionCalls(AlignmentCalls):
         if not question.is_message:
             encode = partial(ids_of_tokens, tokenizer)
         rate = sounds[0].rate
-        asker = Asker(question, language, render, encode, self._completed, rate, on_done, task)
+        suppress = suppressed_tokens(Path(self.front_end.info.model_directory))
+        asker = Asker(
+            question, language, render, encode, self._completed, rate, on_done, task, suppress
+        )
         asker.run(_all_parts(sounds))
 
     def _completed(self, prompts: list[Prompt], params: Any, done: OnDone) -> list[RequestOutput]:

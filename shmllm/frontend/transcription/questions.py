@@ -98,9 +98,11 @@ class Question:
         languages: what the model calls languages, by their codes.
         begin: what a reply begins with that names a language, which takes the place of "{0}", that
             of the reply the place of "{1}"; without a message, tokens with spaces between them.
+        unknown: what takes the place of a language that is not told; empty: a reply begins with
+            nothing then.
         read: makes a Reply of what the model writes, and of `languages`.
-        is_message: whether the sound is in a message; otherwise a decoder attends to it, and writes
-            what follows `begin`.
+        is_message: whether the sound is in a message; otherwise a decoder attends to it, or it is
+            part of `begin`, and the model writes what follows that.
         needs_language: whether the model has to be told the language.
         translates: whether it translates into English.
         template: variables for the chat template.
@@ -111,6 +113,7 @@ class Question:
     is_first: bool = False
     languages: Mapping[str, str] = field(default_factory=dict)
     begin: str = ""
+    unknown: str = ""
     read: Callable[[str, Mapping[str, str]], Reply] = _whole
     is_message: bool = True
     needs_language: bool = False
@@ -149,9 +152,9 @@ class Question:
 
     def begin_of(self, language: str | None, task: str = "transcribe") -> str:
         """What the reply begins with, which the model is given."""
-        if language is None:
+        if language is None and not self.unknown:
             return ""
-        name = self.languages[language]
+        name = self.unknown if language is None else self.languages[language]
         return self.begin.format(name, name if task == "transcribe" else self.languages["en"])
 
 
@@ -174,6 +177,31 @@ _TASK = (
 _OF_COHERE = "ar de el en es fr it ja ko nl pl pt vi zh"
 _OF_CANARY = "bg cs da de el en es et fi fr hr hu it lt lv mt nl pl pt ro ru sk sl sv uk"
 """The codes of languages, which are these models' names of them."""
+_OF_OMNIASR = (
+    "ab:abk_cyrl af:afr_latn ak:aka_latn am:amh_ethi an:arg_latn ar:arb_arab as:asm_beng "
+    "av:ava_cyrl ay:ayr_latn az:aze_latn ba:bak_cyrl be:bel_cyrl bg:bul_cyrl bi:bis_latn "
+    "bm:bam_latn bn:ben_beng bo:bod_tibt br:bre_latn bs:bos_latn ca:cat_latn ce:che_cyrl "
+    "cs:ces_latn cv:chv_cyrl cy:cym_latn da:dan_latn de:deu_latn dv:div_thaa dz:dzo_tibt "
+    "ee:ewe_latn el:ell_grek en:eng_latn eo:epo_latn es:spa_latn et:ekk_latn eu:eus_latn "
+    "fa:fas_arab ff:ful_latn fi:fin_latn fj:fij_latn fo:fao_latn fr:fra_latn fy:fry_latn "
+    "ga:gle_latn gl:glg_latn gn:grn_latn gu:guj_gujr gv:glv_latn ha:hau_latn he:heb_hebr "
+    "hi:hin_deva hr:hrv_latn ht:hat_latn hu:hun_latn hy:hye_armn hz:her_latn ia:ina_latn "
+    "id:ind_latn ig:ibo_latn ik:ipk_latn is:isl_latn it:ita_latn ja:jpn_jpan jv:jav_latn "
+    "ka:kat_geor ki:kik_latn kj:kua_latn kk:kaz_cyrl km:khm_khmr kn:kan_knda ko:kor_hang "
+    "kr:knc_latn ks:kas_arab ku:kur_arab kv:kpv_cyrl kw:cor_latn ky:kir_cyrl la:lat_latn "
+    "lb:ltz_latn lg:lug_latn ln:lin_latn lo:lao_laoo lt:lit_latn lv:lav_latn mg:mlg_latn "
+    "mh:mah_latn mi:mri_latn mk:mkd_cyrl ml:mal_mlym mn:mon_cyrl mr:mar_deva ms:zsm_latn "
+    "mt:mlt_latn my:mya_mymr nb:nob_latn ne:nep_deva ng:ndo_latn nl:nld_latn nn:nno_latn "
+    "no:nob_latn ny:nya_latn oc:oci_latn om:orm_latn or:ory_orya os:oss_cyrl pa:pan_guru "
+    "pl:pol_latn ps:pus_arab pt:por_latn rn:run_latn ro:ron_latn ru:rus_cyrl rw:kin_latn "
+    "sc:srd_latn sd:snd_arab sg:sag_latn si:sin_sinh sk:slk_latn sl:slv_latn sm:smo_latn "
+    "sn:sna_latn so:som_latn sq:als_latn sr:srp_cyrl su:sun_latn sv:swe_latn sw:swh_latn "
+    "ta:tam_taml te:tel_telu tg:tgk_cyrl th:tha_thai ti:tir_ethi tk:tuk_latn tl:tgl_latn "
+    "tn:tsn_latn tr:tur_latn ts:tso_latn tt:tat_cyrl tw:twi_latn ug:uig_arab uk:ukr_cyrl "
+    "ur:urd_arab uz:uzb_latn vi:vie_latn wo:wol_latn xh:xho_latn yi:ydd_hebr yo:yor_latn "
+    "za:zyb_latn zh:cmn_hans zu:zul_latn"
+)
+"""Languages of Omnilingual ASR by ISO 639-1, and what the model calls them."""
 QUESTIONS: dict[str, Question] = {
     "AudioFlamingo3ForConditionalGeneration": Question(
         text="Transcribe the input speech.", is_first=True, read=_without_frame
@@ -199,6 +227,12 @@ QUESTIONS: dict[str, Question] = {
     "MossTranscribeDiarizeForConditionalGeneration": Question(read_times=_timed),
     "NemotronHOmniForConditionalGeneration": Question(
         text="Transcribe this audio.", template={"enable_thinking": False}
+    ),
+    "OmniASRForConditionalGeneration": Question(
+        languages=dict(each.split(":") for each in _OF_OMNIASR.split()),
+        begin="<extra_id_1> <extra_id_0> <|lang:{0}|> <s>",
+        unknown="auto",
+        is_message=False,
     ),
     "Qwen3ASRForConditionalGeneration": Question(
         languages=_OF_QWEN, begin="language {0}<asr_text>", read=_behind_language

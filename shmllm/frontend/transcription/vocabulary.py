@@ -131,6 +131,11 @@ def _ids(generation: Mapping[str, Any], name: str) -> tuple[int, ...]:
     return tuple(each for each in found if isinstance(each, int) and each >= 0)
 
 
+def suppressed_tokens(directory: Path) -> tuple[int, ...]:
+    """Returns the tokens that are never sampled, by generation_config.json of a model."""
+    return _ids(_generation(directory / "generation_config.json"), "suppress_tokens")
+
+
 def ids_of_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """Returns the ids of tokens with spaces between them.
 

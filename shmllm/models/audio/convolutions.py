@@ -19,6 +19,11 @@ def convolve(dense: Dense, x: Tensor, stride: int) -> Tensor:
     return rows.view(*windows.shape[:-2], -1)
 
 
+def convolve_windows(dense: Dense, x: Tensor, length: int, stride: int) -> Tensor:
+    """Returns the convolution over whole windows, [n, in] -> [windows, out]."""
+    return dense(x.unfold(0, length, stride).flatten(1))
+
+
 def convolve_plane(dense: Dense, x: Tensor, stride: int = 2) -> Tensor:
     """Returns the convolution over frames and features, or over rows and columns, [n, in, rows,
     columns] -> [n, rows / stride, columns / stride, out]."""

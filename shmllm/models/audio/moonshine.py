@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shmllm.formats.audio_counts import CONVOLUTIONS
+from shmllm.models.audio.convolutions import convolve_windows
 from shmllm.models.audio.frames import check_frames
 from shmllm.models.audio.keys_specs import MoonshineTower
 from shmllm.models.audio.rotation import Rotation
 from shmllm.models.audio.whisper import DECODER, ENCODER, EPS, LayerNames, WhisperLayer
 from shmllm.models.layer_keys import LayerKeys
 from shmllm.models.layers import Storage
-from shmllm.models.tower import Dense, LayerNorm, Tower
+from shmllm.models.tower import LayerNorm, Tower
 from shmllm.models.vision.grids import Grid
 
 _NAMES = LayerNames(
@@ -59,18 +60,13 @@ class Moonshine(Tower):
         """
         spec, (first, second, third) = self._spec, CONVOLUTIONS
         check_frames(inputs, grid[0], (grid[0], 1))
-        x = _convolve(self._first, inputs.to(self.dtype), *first).tanh()
-        x = F.gelu(_convolve(self._second, _normed(x, self._of_first), *second))
-        x = F.gelu(_convolve(self._third, x, *third))
+        x = convolve_windows(self._first, inputs.to(self.dtype), *first).tanh()
+        x = F.gelu(convolve_windows(self._second, _normed(x, self._of_first), *second))
+        x = F.gelu(convolve_windows(self._third, x, *third))
         rotate = Rotation(len(x), spec.rotary_dim, spec.theta, x, interleaved=True)
         for layer in self._layers:
             x = layer(x, rotate=rotate)
         return self._keys(self._norm(x))
-
-
-def _convolve(dense: Dense, x: Tensor, length: int, stride: int) -> Tensor:
-    """Returns the convolution over whole windows, [n, in] -> [windows, out]."""
-    return dense(x.unfold(0, length, stride).flatten(1))
 
 
 def _normed(x: Tensor, norm: LayerNorm) -> Tensor:

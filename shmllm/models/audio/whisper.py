@@ -29,14 +29,15 @@ EPS = 1e-5
 
 
 class LayerNames(NamedTuple):
-    """What the weights of a layer are called: the norms before attention and MLP, and the last
-    projections of both."""
+    """What the weights of a layer are called: the norms before attention and MLP, the last
+    projections of both, and what has the other projections of attention."""
 
     before_attention: str
     before_mlp: str
     out: str
     up: str
     down: str
+    attention: str = "self_attn"
 
 
 OF_WHISPER = LayerNames(
@@ -143,7 +144,9 @@ class WhisperLayer:
             for name in (names.before_attention, names.before_mlp)
         ]
         self._qkv = [
-            tower.make_dense(f"{prefix}.self_attn.{name}_proj", width, width, bias=name in biases)
+            tower.make_dense(
+                f"{prefix}.{names.attention}.{name}_proj", width, width, bias=name in biases
+            )
             for name in "qkv"
         ]
         self._out = tower.make_dense(f"{prefix}.{names.out}", width, width, bias="o" in biases)

@@ -15,6 +15,7 @@ from transformers.models.glmasr.processing_glmasr import GlmAsrProcessor
 from transformers.models.moss_transcribe_diarize.processing_moss_transcribe_diarize import (
     MossTranscribeDiarizeProcessor,
 )
+from transformers.models.omniasr import processing_omniasr
 from transformers.models.qwen3_asr import processing_qwen3_asr
 
 from shmllm.errors import RequestError
@@ -160,6 +161,14 @@ def ask(question: Question, model: Model, language: str | None = None) -> list[P
     asker.run(parts)
     assert sum(done) == len(parts)
     return parts
+
+
+def test_omniasr_begins_as_the_template_of_transformers() -> None:
+    question = QUESTIONS["OmniASRForConditionalGeneration"]
+    assert question.languages == processing_omniasr.ISO_639_1_TO_LANGUAGE
+    begin = "<extra_id_1> <extra_id_0> <|lang:{}|> <s>"
+    for language, name in ((None, processing_omniasr.LANGUAGE_AGNOSTIC), ("de", "deu_latn")):
+        assert question.begin_of(language) == begin.format(name)
 
 
 def test_nemotron_is_asked_not_to_reason() -> None:
