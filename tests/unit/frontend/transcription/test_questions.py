@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,7 +141,9 @@ class Model:
         return [RequestOutput("0", None, [], None, [output], True) for output in outputs]
 
 
-def ask(question: Question, model: Model, language: str | None = None) -> list[Part]:
+def ask(
+    question: Question, model: Model, language: str | None = None, suppress: Sequence[int] = ()
+) -> list[Part]:
     parts = [
         Part(Window(start, np.full(5 * RATE, start, np.float32)), language or "")
         for start in (0.0, 5.0)
@@ -157,6 +161,7 @@ def ask(question: Question, model: Model, language: str | None = None) -> list[P
         model,
         RATE,
         done.append,
+        suppress=suppress,
     )
     asker.run(parts)
     assert sum(done) == len(parts)
@@ -169,6 +174,14 @@ def test_omniasr_begins_as_the_template_of_transformers() -> None:
     begin = "<extra_id_1> <extra_id_0> <|lang:{}|> <s>"
     for language, name in ((None, processing_omniasr.LANGUAGE_AGNOSTIC), ("de", "deu_latn")):
         assert question.begin_of(language) == begin.format(name)
+
+
+def test_suppressed_tokens_are_never_sampled() -> None:
+    model = Model("Guten Tag.")
+    ask(GLM, model)
+    ask(GLM, model, suppress=(3, 5))
+    forbidden = {3: -math.inf, 5: -math.inf}
+    assert [each.logit_bias for each in model.params] == [None] * 2 + [forbidden] * 2
 
 
 def test_nemotron_is_asked_not_to_reason() -> None:
