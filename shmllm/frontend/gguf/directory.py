@@ -108,12 +108,13 @@ def _convert(
 ) -> tuple[dict[str, str], dict[str, SourceFile]]:
     """The texts of the files by name, and what links point to."""
     header = read_pieces(pieces)
-    config, generation = model_config(header), generation_config(header)
+    config = model_config(header)
     tokenizers: dict[str, Any] = {}
     if has_vocabulary(header):
         tokenizer, settings = make_tokenizer(header)
         tokenizers = {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}
     contents = {"config.json": config} | tokenizers | sentence_files(header)
+    generation = generation_config(header)
     if generation:
         contents["generation_config.json"] = generation
     count = len(pieces)
