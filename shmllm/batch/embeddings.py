@@ -55,7 +55,8 @@ class TextFormat:
         row.carried = carried(fields, {"id", *_CONTENT, *self._images}, self._results)
         try:
             for name in self._images:
-                if names := check_item_names(name, fields.get(name) or []):
+                given = fields.get(name)
+                if names := check_item_names(name, [] if given is None else given):
                     row.items = {"image": names}
             row.prompt = _text_in(fields, is_optional=bool(row.items))
         except RequestError as error:

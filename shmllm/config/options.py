@@ -226,7 +226,8 @@ class Names:
     def parse(self, name: str, value: Any) -> Any:
         if value is None:
             return None
-        given = value.split(",") if isinstance(value, str) else value
+        is_text = isinstance(value, str)
+        given = [each.strip() for each in value.split(",")] if is_text else value
         is_list = isinstance(given, list | tuple | set | frozenset) and len(given) > 0
         if is_list and all(isinstance(each, str) and each for each in given):
             return tuple(dict.fromkeys(given))

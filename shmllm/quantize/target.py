@@ -113,12 +113,13 @@ class Target:
         try:
             self._take(made)
             # Another process may have taken, and removed, what was made here and not yet locked.
-            if not os.path.samestat(os.fstat(made), os.lstat(path)):
-                raise self._is_written()
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(made), os.lstat(path)):
+                    return made
+            raise self._is_written()
         except BaseException:
             os.close(made)
             raise
-        return made
 
     def _take(self, descriptor: int) -> None:
         try:

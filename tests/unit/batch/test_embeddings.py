@@ -46,6 +46,19 @@ def test_a_row_without_a_text_is_an_error(fields, words):
         raise RequestError(row.error)
 
 
+@pytest.mark.parametrize("images", [False, 0, "", {}, "a.png", [""]])
+def test_images_of_a_row_are_a_list(images):
+    row = EmbeddingFormat().row(1, {"text": "a", "images": images})
+    assert row.error is not None
+    assert row.error.startswith("'images' must be a list of paths and data URLs, got ")
+
+
+@pytest.mark.parametrize("images", [None, []])
+def test_a_row_without_images_is_a_text(images):
+    row = EmbeddingFormat().row(1, {"text": "a", "images": images})
+    assert (row.error, row.prompt, row.items) == (None, "a", {})
+
+
 @pytest.mark.parametrize("is_journal", [False, True])
 def test_a_record_has_the_row_s_fields(is_journal):
     form = EmbeddingFormat(is_journal=is_journal)

@@ -20,6 +20,13 @@ from shmllm.config.speculative import SpeculativeConfig
 from shmllm.errors import EngineStartError
 
 
+def test_names_of_a_text_may_have_blanks_around_them() -> None:
+    assert LoraConfig(target_modules="q_proj, v_proj ,q_proj").target_modules == (
+        "q_proj",
+        "v_proj",
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -64,6 +71,7 @@ from shmllm.errors import EngineStartError
         (lambda: LoraConfig(target_modules=[]), r"lora_target_modules must be a list .* got \[\]"),
         (lambda: LoraConfig(target_modules=["a", 1]), r"must be a list of names, got \['a', 1\]"),
         (lambda: LoraConfig(target_modules="a,"), "must be a list of names, got 'a,'"),
+        (lambda: LoraConfig(target_modules="a, ,b"), "must be a list of names, got 'a, ,b'"),
         (lambda: CacheConfig(num_blocks=1), "num_gpu_blocks_override must be .* got 1"),
         (lambda: LoadConfig("m", max_model_len=-2), "max_model_len must be .* got -2"),
         (lambda: SchedulerConfig(async_scheduling=1), "async_scheduling must be .* got 1"),
