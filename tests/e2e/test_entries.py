@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.reference_models import ReferenceModel, make_model, make_prompts
 
-from shmllm import LLM, SamplingParams
+from shmllm import LLM, EngineStartError, SamplingParams
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("no_leaks")]
 
@@ -51,3 +51,9 @@ def test_short_chunks_hits_drafts_and_preemption_change_no_bit(model: ReferenceM
     with LLM(str(model.directory), **BASE | SHORT) as llm:
         assert ask(llm, model.prompts) == expected
         assert llm.get_metrics()["preemptions"] > 0
+
+
+def test_a_cache_of_entries_is_not_rounded_to_8_bits(model: ReferenceModel) -> None:
+    message = "kv_cache_dtype='int8' is not possible for DeepseekV4.*entries of several tokens"
+    with pytest.raises(EngineStartError, match=message):
+        LLM(str(model.directory), kv_cache_dtype="int8", **BASE)

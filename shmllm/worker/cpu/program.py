@@ -59,11 +59,16 @@ def check_model(
         raise EngineStartError(
             f"decode_kernel={load.decode_kernel!r} is for a GPU: leave it out on a CPU"
         )
-    held = "latents" if config.latent_attentions else "keys of an indexer"
-    if load.kv_cache_dtype == "int8" and (config.latent_attentions or chosen_of(config)):
+    held = {
+        "latents": bool(config.latent_attentions),
+        "entries of several tokens": bool(config.compressed_attentions),
+        "keys of an indexer": chosen_of(config) is not None,
+    }
+    unrounded = next((what for what, is_held in held.items() if is_held), None)
+    if load.kv_cache_dtype == "int8" and unrounded is not None:
         raise EngineStartError(
             f"kv_cache_dtype='int8' is not possible for {config.architecture}: its cache holds "
-            f"{held}, which have no 8-bit kernels; leave it out"
+            f"{unrounded}, which have no 8-bit kernels; leave it out"
         )
     if load.rounding is not None:
         check_features(config, f"quantization={load.rounding!r}", NOT_QUANTIZED)
