@@ -170,8 +170,10 @@ llm = LLM("tiny", num_threads=1, kv_cache_memory_bytes=2**27)
 pid = llm.front_end.client.pid if sys.argv[1] == "engine" else os.getpid()
 params = SamplingParams(max_tokens=900, ignore_eos=True)
 requests = llm.front_end.prepare(["import os"] * 4, params)
+begun = set()
 for changed in llm.front_end.serve(requests, streaming=True):
-    if any(len(state.token_ids) > 20 for state in changed):
+    begun.update(id(state) for state in changed if len(state.token_ids) > 20)
+    if len(begun) == 4:
         os.kill(pid, signal.SIGKILL)
 """
     path = tmp_path / "trace.json"
