@@ -88,10 +88,11 @@ class LoadConfig(Section):
         "auto",
         "What matrix products on a CPU round activations to, for batches that are up to twice "
         'as fast: "bfloat16" for quantized weights and those in bfloat16 (the CPU needs '
-        'AVX512_BF16), "int16" for packed weights in 4 to 8 bits but FP8 (AVX512_VNNI) or, by '
-        'tiles, quantization="int8" (AMX), "int8" for weights in 4 to 8 bits but FP8 '
-        '(AVX512_VNNI), or "float32"; auto is int16 if the CPU can, else bfloat16, else float32; '
-        "it is float32 for a model in another dtype than bfloat16 without a quantization.",
+        'AVX512_BF16), "int16" for packed weights in 4 to 8 bits but FP8 (AVX512_VNNI or AVX2) or, '
+        'by tiles, quantization="int8" (AMX), "int8" for weights in 4 to 8 bits but FP8 '
+        '(AVX512_VNNI or AVX2), or "float32"; auto is int16 if the CPU can, else bfloat16, else '
+        "float32; it is float32 for weights in another dtype than bfloat16 without a quantization, "
+        'and for packed weights with dtype="float32" or "float16".',
         OneOf(get_args(ActivationDType)),
     )
     cpu_instructions: CpuInstructions = option(

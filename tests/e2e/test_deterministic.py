@@ -49,7 +49,7 @@ NAMES = ("model.layers.0.mlp.down_proj.weight", "model.layers.3.self_attn.q_proj
 def start(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Any:
     dtype, kind = request.param
     if dtype == "int8-int8" and not HAS_INT8:
-        pytest.skip("the CPU lacks AVX512_VNNI")
+        pytest.skip("the CPU lacks AVX512_VNNI and AVX2")
     directory: Path = tmp_path_factory.mktemp(kind)
     make_model(kind, directory, **SHAPE)
 

@@ -133,7 +133,7 @@ def test_packed_matrices_give_the_same_bits_in_any_batch(
 ) -> None:
     options = DTYPES[dtypes]
     if "activation_dtype" in options and not HAS_INT8:
-        pytest.skip("the CPU lacks AVX512_VNNI")
+        pytest.skip("the CPU lacks AVX512_VNNI and AVX2")
     file = str(packed_file(wide, tmp_path, kind))
     with LLM(file, enable_prefix_caching=False, **options, **LOCAL) as llm:
         together = said(llm, wide.prompts)

@@ -143,7 +143,7 @@ def test_other_numbers_of_ranks_and_threads(
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LLM]:
     kind, options = request.param
     if options.get("activation_dtype") == "int8" and not HAS_INT8:
-        pytest.skip("the CPU lacks AVX512_VNNI")
+        pytest.skip("the CPU lacks AVX512_VNNI and AVX2")
     directory = tmp_path_factory.mktemp(kind)
     sizes = {"intermediate_size": 256, "max_position_embeddings": 1024}
     if "moe" in kind:  # whole groups of 4 bits

@@ -14,7 +14,7 @@ from shmllm_kernels.cpu import Kernel, KernelProgram
 from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
 
 NEEDS_BFLOAT16 = pytest.mark.skipif(not HAS_BFLOAT16, reason="the CPU lacks AVX512_BF16")
-NEEDS_INT8 = pytest.mark.skipif(not HAS_INT8, reason="the CPU lacks AVX512_VNNI")
+NEEDS_INT8 = pytest.mark.skipif(not HAS_INT8, reason="the CPU lacks AVX512_VNNI and AVX2")
 
 
 def run_kernel(kernel: Kernel, rows: int, *operands: Tensor | int, num_threads: int = 2) -> None:

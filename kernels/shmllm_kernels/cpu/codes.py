@@ -29,7 +29,7 @@ from shmllm_kernels.cpu.shuffles import (
     transposed_fours,
     transposed_twos,
 )
-from shmllm_kernels.cpu.simd import INT32, Emitter, function
+from shmllm_kernels.cpu.simd import INT32, LANES, Emitter, function
 
 RUN = 64
 """The number of elements whose codes lie together."""
@@ -257,21 +257,31 @@ def _2_bits_as_words(e: Emitter, columns: Sequence[ir.Value]) -> list[ir.Value]:
 
 
 def _with_highest_bit_as_words(words: RunWords, num_bits: int) -> RunWords:
-    """As `_with_highest_bit`. The bits of four elements are looked up in a register."""
-    spread = [sum((four >> i & 1) << (8 * i + num_bits) for i in range(4)) for four in range(16)]
+    """As `_with_highest_bit`."""
 
     def joined(e: Emitter, columns: Sequence[ir.Value]) -> list[ir.Value]:
         b, places = e.builder, [e.at(column, num_bits * RUN // 8) for column in columns]
         masks = transposed_twos(e, [_load_words(e, place, RUN // 32) for place in places])
-        name = "llvm.x86.avx512.permvar.si.512"
-        look_up = function(b, name, e.integers, [e.integers] * 2)
         out = []
         for i, low in enumerate(words(e, columns)):
             fours = b.lshr(masks[i // 8], e.splat_int(4 * (i % 8)))
-            out.append(b.or_(low, b.call(look_up, [ir.Constant(e.integers, spread), fours])))
+            out.append(b.or_(low, _spread(e, fours, num_bits)))
         return out
 
     return joined
+
+
+def _spread(e: Emitter, fours: ir.Value, place: int) -> ir.Value:
+    """Returns the four lowest bits of each lane as a bit of each of its bytes, at that place."""
+    b = e.builder
+    if e.lanes == LANES:
+        table = [sum((four >> i & 1) << (8 * i + place) for i in range(4)) for four in range(16)]
+        name = "llvm.x86.avx512.permvar.si.512"
+        look_up = function(b, name, e.integers, [e.integers] * 2)
+        return b.call(look_up, [ir.Constant(e.integers, table), fours])
+    four = b.and_(fours, e.splat_int(15))
+    moved = b.mul(four, e.splat_int(sum(1 << (7 * i + place) for i in range(4))))
+    return b.and_(moved, e.splat_int(0x01010101 << place))
 
 
 def _6_bits_as_words(e: Emitter, columns: Sequence[ir.Value]) -> list[ir.Value]:
@@ -287,10 +297,20 @@ def _6_bits_as_words(e: Emitter, columns: Sequence[ir.Value]) -> list[ir.Value]:
 
 def _look_up(e: Emitter, table: Sequence[int], codes: ir.Value) -> ir.Value:
     """Looks bytes up in a register."""
-    entries = ir.Constant(codes.type, [*table] * (RUN // len(table)))
-    name = "llvm.x86.avx512.pshuf.b.512"
+    count = codes.type.count
+    if count > 4 * LANES:
+        first, second = (_part(e, codes, begin, count // 2) for begin in (0, count // 2))
+        return _joined(e, _look_up(e, table, first), _look_up(e, table, second))
+    entries = ir.Constant(codes.type, [*table] * (count // len(table)))
+    name = "llvm.x86.avx512.pshuf.b.512" if LANES == 16 else "llvm.x86.avx2.pshuf.b"
     look_up = function(e.builder, name, codes.type, [codes.type, codes.type])
     return e.builder.call(look_up, [entries, codes])
+
+
+def _part(e: Emitter, vector: ir.Value, first: int, count: int) -> ir.Value:
+    """Returns `count` lanes of a vector, from the first one given on."""
+    lanes = ir.Constant(ir.VectorType(INT32, count), [*range(first, first + count)])
+    return e.builder.shuffle_vector(vector, vector, lanes)
 
 
 _OF_BITS: dict[int, tuple[Read, AsBytes, Words | None]] = {

@@ -1,11 +1,12 @@
-"""Matrix products of packed weights with activations in 8 or 16 bits by groups (AVX512_VNNI).
+"""Matrix products of packed weights with activations in 8 or 16 bits by groups.
 
 For each group of activations, ``total = x @ codes`` is an exact int32. In float32, in the order of
 the groups, a column then adds ``total * (scale of weights * scale of x)`` and, if its weights have
 offsets, ``offset * (scale of x * sum of x)``, each by a fused multiply-add. The result depends on
 nothing else: neither on the batch nor on tiles.
 
-`group_rounding` rounds activations, `group_tiles` emits the code.
+`group_rounding` rounds activations, `group_tiles` emits the code, `group_arithmetic` has the
+instructions.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 from shmllm_kernels.cpu.codes import RUN
 from shmllm_kernels.cpu.group_rounding import GROUPINGS, integers_bytes, numbers_bytes
 from shmllm_kernels.cpu.group_tiles import (
+    HAS_EIGHT_ROWS,
     PANEL_BYTES,
     PANEL_COLUMNS,
+    PANEL_DEPTH,
     eight_rows_tile,
     four_rows_tile,
     has_words,
@@ -58,10 +61,11 @@ def _multiply_panel(
 ):  # fmt: skip
     """Multiplies all rows with a panel. ahead, stride: columns to prefetch."""
     row = 0
-    row = _multiply_rows(
-        eight_rows_tile, 8, row, x, x_stride, indices, scales_at, size, first_run, num_runs, panel,
-        ahead, stride, out, out_stride, num_rows, num_columns, kind, x_kind, order,
-    )  # fmt: skip
+    if HAS_EIGHT_ROWS:
+        row = _multiply_rows(
+            eight_rows_tile, 8, row, x, x_stride, indices, scales_at, size, first_run, num_runs,
+            panel, ahead, stride, out, out_stride, num_rows, num_columns, kind, x_kind, order,
+        )  # fmt: skip
     row = _multiply_rows(
         four_rows_tile, 4, row, x, x_stride, indices, scales_at, size, first_run, num_runs, panel,
         ahead, stride, out, out_stride, num_rows, num_columns, kind, x_kind, order,
@@ -112,10 +116,11 @@ def product(rows, num_rows, weights, columns, num_columns, out, out_stride):
         on_stack(PANEL_BYTES), integers_bytes(k, x_kind), numbers_bytes(k, x_kind),
     )  # fmt: skip
     end = columns + num_columns
+    depth = MAX_DEPTH if num_rows == 1 else PANEL_DEPTH  # one row needs no codes in the panel
     for column in range(columns, end, PANEL_COLUMNS):
         width, to = min(PANEL_COLUMNS, end - column), out + 4 * column
-        for begin in range(0, k, MAX_DEPTH):
-            first_run, num_runs = begin // RUN, (min(MAX_DEPTH, k - begin) + RUN - 1) // RUN
+        for begin in range(0, k, depth):
+            first_run, num_runs = begin // RUN, (min(depth, k - begin) + RUN - 1) // RUN
             codes = weights.address + column * w_stride + row_bytes(begin, kind)
             scales = weights.scale + column * scale_stride + scale_bytes(begin, kind)
             place_parameters(scales, scale_stride, width, num_runs, panel, kind)

@@ -2,13 +2,13 @@
 
 A rounded row is padded to whole runs of 64 elements. It has, one after the other:
 
-    integers      for each run the digits of its elements, int8; zeros in the padding
+    integers      for each run its planes, see `group_arithmetic`; zeros in the padding
     scales        float32, one for each group
     offsets       float32: the scale times the sum of the group's integers
     corrections   int32: minus the sum of the group's integers
 
 An integer of 8 bits has one digit, itself. One of 16 bits is 256 times its first digit plus its
-second one; a run has all first digits before all second ones.
+second one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from llvmlite import ir
 
 from shmllm_kernels.cpu.codes import RUN
+from shmllm_kernels.cpu.group_arithmetic import DIGIT_BITS, OWN
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import floats, short_words, word
@@ -46,7 +47,6 @@ GROUPINGS = {
     for size in (16, 32)
 }
 """By the name of such activations, which stands where others have a dtype name."""
-DIGIT_BITS = 8
 _NUMBER_BYTES = 4
 
 
@@ -60,19 +60,20 @@ def _group(kind: str) -> int:
     return GROUPINGS[kind].size
 
 
-def _num_digits(kind: str) -> int:
-    return GROUPINGS[kind].num_digits
+def num_planes(kind: str) -> int:
+    """Returns the number of planes of a run of activations."""
+    return OWN.num_x_planes(GROUPINGS[kind].num_digits)
 
 
 def _unit(kind: str) -> float:
     """Returns what a first digit of 1 stands for, a power of 2: it rounds nothing."""
-    return float(2 ** (DIGIT_BITS * (_num_digits(kind) - 1)))
+    return float(2 ** (DIGIT_BITS * (GROUPINGS[kind].num_digits - 1)))
 
 
 @compiled
 def integers_bytes(k, kind):
     """Returns the size of the integers of a row of k elements."""
-    return padded(k) * _num_digits(kind)
+    return padded(k) * num_planes(kind)
 
 
 @compiled
@@ -106,13 +107,9 @@ def _put_group(builder, source, count, inverse, out, kind):
     """Rounds a group, of which `count` elements exist, and returns the sum of its integers."""
     e = Emitter(builder, _group(kind))
     integers = as_integers(e, e.load_first(source, count), inverse)
-    digits, rest = ir.VectorType(ir.IntType(DIGIT_BITS), e.lanes), integers
-    for place in reversed(range(_num_digits(kind))):
-        digit = builder.trunc(rest, digits)
-        pointer = builder.inttoptr(e.at(out, RUN * place), digits.as_pointer())
-        builder.store(digit, pointer, align=1)
-        without = builder.sub(rest, builder.sext(digit, e.integers))
-        rest = builder.ashr(without, e.splat_int(DIGIT_BITS))
+    for place, plane in enumerate(OWN.x_planes(e, integers, GROUPINGS[kind].num_digits)):
+        pointer = builder.inttoptr(e.at(out, RUN * place), plane.type.as_pointer())
+        builder.store(plane, pointer, align=1)
     return _reduced(e, "add", integers)
 
 
@@ -127,8 +124,8 @@ def _round_row(source, width, out, kind):
         begin = i * group
         x, count = source + 4 * begin, width - begin
         largest = _largest_magnitude(x, count, kind)
-        digits = out + begin // RUN * RUN * _num_digits(kind) + begin % RUN
-        total = _put_group(x, count, inverse_scale(largest) * unit, digits, kind)
+        own = out + begin // RUN * RUN * num_planes(kind) + begin % RUN
+        total = _put_group(x, count, inverse_scale(largest) * unit, own, kind)
         scales[i] = largest / np.float32(LARGEST) / unit
         offsets[i] = scales[i] * np.float32(total)
         corrections[i] = -total

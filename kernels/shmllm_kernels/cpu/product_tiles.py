@@ -111,9 +111,10 @@ def _tile(num_rows: int, num_columns: int, num_prefetched: int):
             lambda at: way.load_first_x(e, at, rest),
             lambda at: way.load_first_weight(e, at, rest, kind),
         )
+        after_tail = builder.block
         builder.branch(done)
         builder.position_at_end(done)
-        final = _joined(builder, merged, tail_test, with_tail, tail)
+        final = _joined(builder, merged, tail_test, with_tail, after_tail)
         _store(e, way, final, num_columns, out, out_stride, adding)
 
     return tile
@@ -206,9 +207,10 @@ def unpacking_tile(num_rows: int, num_columns: int):
             ),
             lambda w: whole_run.emit(builder, w, rest, kind),
         )
+        after_tail = builder.block
         builder.branch(done)
         builder.position_at_end(done)
-        final = _joined(builder, merged, tail_test, with_tail, tail)
+        final = _joined(builder, merged, tail_test, with_tail, after_tail)
         _store(e, way, final, num_columns, out, out_stride, adding)
 
     return tile

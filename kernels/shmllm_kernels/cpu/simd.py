@@ -107,6 +107,26 @@ class Emitter:
     def load_first_bits(self, address: ir.Value, count: ir.Value, num_bits: int) -> ir.Value:
         """Loads `count` consecutive integers of so many bits; the other lanes are zero. It does not
         read memory after them."""
+        if num_bits >= 32 or LANES == 16:
+            return self._load_masked(address, count, num_bits)
+        # AVX2 has no masks for those: LLVM tests each lane.
+        b, kind = self.builder, ir.VectorType(ir.IntType(num_bits), self.lanes)
+        whole, some, done = (b.append_basic_block(name) for name in ("whole", "some", "done"))
+        b.cbranch(b.icmp_signed(">=", count, self.const(self.lanes)), whole, some)
+        b.position_at_end(whole)
+        pointer = b.inttoptr(address, kind.as_pointer())
+        all_of_them = b.load(pointer, align=num_bits // 8)
+        b.branch(done)
+        b.position_at_end(some)
+        first_of_them = self._load_masked(address, count, num_bits)
+        b.branch(done)
+        b.position_at_end(done)
+        joined = b.phi(kind)
+        joined.add_incoming(all_of_them, whole)
+        joined.add_incoming(first_of_them, some)
+        return joined
+
+    def _load_masked(self, address: ir.Value, count: ir.Value, num_bits: int) -> ir.Value:
         vector = ir.VectorType(ir.IntType(num_bits), self.lanes)
         mask_type = ir.VectorType(ir.IntType(1), self.lanes)
         name = f"llvm.masked.load.v{self.lanes}i{num_bits}.p0"

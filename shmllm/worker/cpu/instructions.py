@@ -9,7 +9,7 @@ from shmllm.config.load import LoadConfig
 from shmllm.errors import EngineStartError
 from shmllm.worker.cpu.product_kernels import MULTIPLY
 from shmllm_kernels.cpu.amx import HAS_AMX
-from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8
+from shmllm_kernels.cpu.arithmetic import HAS_BFLOAT16, HAS_INT8, INT8_INSTRUCTION
 from shmllm_kernels.cpu.group_rounding import GROUPINGS
 from shmllm_kernels.cpu.simd import INSTRUCTIONS
 from shmllm_kernels.cpu.tile_rounding import tiled
@@ -45,13 +45,13 @@ DOT_PRODUCTS = {
     "int8": DotProduct(
         _weights_for("int8", *_in_groups("int8")),
         "quantization='int8' or 'int4', or with a checkpoint in 4 to 8 bits but FP8",
-        "AVX512_VNNI",
+        INT8_INSTRUCTION,
         HAS_INT8,
     ),
     "int16": DotProduct(
         _weights_for(*_in_groups("int16")),
         "quantization='int4' or a checkpoint in 4 to 8 bits but FP8",
-        "AVX512_VNNI",
+        INT8_INSTRUCTION,
         HAS_INT8,
     ),
 }
@@ -133,9 +133,9 @@ def activation_dtype(load: LoadConfig, dtype: str, packed: Collection[str] = ())
     if wanted == "auto":  # 8 bits change too much to be the default
         if in_tiles and load.rounding:
             return "int16"  # for the LM head at least, which has 8 bits
-        if not load.rounding and dtype not in DOT_PRODUCTS["bfloat16"].weights:
-            return "float32"
-        possible = ("bfloat16",) if in_tiles else ("int16", "bfloat16")
+        possible = ["bfloat16"] if load.rounding or dtype == "bfloat16" else []
+        if not in_tiles and (possible or (packed and load.dtype == "auto")):
+            possible.insert(0, "int16")
         fitting = (name for name in possible if _lacking(DOT_PRODUCTS[name], stored) is None)
         return next(fitting, "float32")
     if wanted == "float32":

@@ -16,8 +16,9 @@ from support.packed_matrices import (
 from support.variants import each_once, slow
 from torch import Tensor
 
+from shmllm_kernels.cpu.arithmetic import HAS_DOTS_OF_WORDS
 from shmllm_kernels.cpu.group_products import MULTIPLY, X_KINDS
-from shmllm_kernels.cpu.group_rounding import GROUPINGS, ROUND, row_bytes
+from shmllm_kernels.cpu.group_rounding import GROUPINGS, ROUND, num_planes, row_bytes
 from shmllm_kernels.cpu.products import ROWS_AT_ONCE
 from tests.unit.kernels.cpu.test_products import assert_close, multiply
 from tests.unit.kernels.cpu.test_unpacking import usable
@@ -35,6 +36,16 @@ def rounded(x: Tensor, kind: str, num_threads: int = 2) -> Tensor:
     out = guarded(len(x) * stride)
     run_kernel(ROUND[kind], len(x), x, out, x.shape[1], stride, num_threads=num_threads)
     return out.view(len(x), stride)
+
+
+def integers_in(planes: Tensor, kind: str) -> Tensor:
+    """Returns the integers [rows, elements] of planes, uint8, as `group_arithmetic` has them."""
+    if HAS_DOTS_OF_WORDS:
+        return planes.view(torch.int16).unflatten(1, (-1, 2, 32)).mT.flatten(1).int()
+    _, num_digits, _ = GROUPINGS[kind]
+    digits = planes.view(torch.int8).unflatten(1, (-1, num_digits, 64)).int()
+    weights = torch.tensor([[256], [1]], dtype=torch.int32)[-num_digits:]
+    return (digits * weights).sum(2).flatten(1)
 
 
 def plainly_rounded(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -72,12 +83,10 @@ def test_all_kinds_of_integers_have_kernels() -> None:
 def test_groups_are_rounded_to_the_bit(kind: str, k: int) -> None:
     x = torch.randn(9, k) * torch.exp2(torch.randint(-40, 40, (9, 1)))
     x[3, : k // 2] = 0
-    found, num_digits = rounded(x, kind), GROUPINGS[kind].num_digits
+    found = rounded(x, kind)
     integers, scales = plainly_rounded(x, kind)
-    width, count = integers[0].numel() * num_digits, scales.shape[1]
-    digits = found[:, :width].view(torch.int8).unflatten(1, (-1, num_digits, 64)).int()
-    weights = torch.tensor([[256], [1]], dtype=torch.int32)[-num_digits:]
-    assert torch.equal((digits * weights).sum(2).flatten(1), integers.flatten(1).int())
+    width, count = integers[0].numel() * num_planes(kind), scales.shape[1]
+    assert torch.equal(integers_in(found[:, :width], kind), integers.flatten(1).int())
     numbers = [
         found[:, width + 4 * i * count : width + 4 * (i + 1) * count].contiguous() for i in range(3)
     ]
@@ -90,9 +99,9 @@ def test_groups_are_rounded_to_the_bit(kind: str, k: int) -> None:
 @pytest.mark.parametrize("kind", GROUPINGS)
 def test_numbers_whose_scale_has_no_inverse_are_zero(kind: str) -> None:
     x = torch.randn(6, 64) * torch.exp2(torch.tensor([-149, -140, -130, -126, -120, -117]))[:, None]
-    found, (_, num_digits, size) = rounded(x, kind), GROUPINGS[kind]
-    sums = 64 * num_digits + 8 * 64 // size
-    assert not found[:, : 64 * num_digits].any()
+    found, size = rounded(x, kind), GROUPINGS[kind].size
+    sums = 64 * num_planes(kind) + 8 * 64 // size
+    assert not found[:, : 64 * num_planes(kind)].any()
     assert not found[:, sums : sums + 4 * 64 // size].any()
 
 

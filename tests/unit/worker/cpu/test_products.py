@@ -22,6 +22,7 @@ from shmllm.worker.cpu.norms import record_norm
 from shmllm.worker.cpu.product_kernels import rounded_bytes
 from shmllm.worker.cpu.products import Products
 from shmllm_kernels.cpu import KernelProgram, word_of_float
+from shmllm_kernels.cpu.arithmetic import INT8_INSTRUCTION
 from shmllm_kernels.cpu.norms import SCALE
 
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
@@ -47,7 +48,7 @@ def has(monkeypatch: pytest.MonkeyPatch, *instruction_names: str) -> None:
 def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI")
+    has(monkeypatch, "AVX512_BF16", INT8_INSTRUCTION)
     assert chosen(BFLOAT16) == "bfloat16"
     assert chosen(FLOAT32) == chosen("float16") == "float32"
     for quantization in QUANTIZATIONS:
@@ -66,7 +67,7 @@ def test_auto_rounds_where_the_cpu_and_the_weights_allow_it(
 def test_weights_in_8_bits_get_16_bits_where_the_cpu_has_amx(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI", "AMX_INT8")
+    has(monkeypatch, "AVX512_BF16", INT8_INSTRUCTION, "AMX_INT8")
     assert chosen(BFLOAT16, quantization="int8") == "int16"
     assert chosen(BFLOAT16, quantization="int4") == "int16", "for the LM head"
     assert chosen(BFLOAT16) == "bfloat16"
@@ -88,19 +89,24 @@ def test_weights_in_8_bits_get_16_bits_where_the_cpu_has_amx(
 def test_weights_in_groups_get_16_bits_where_the_cpu_has_no_amx(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def of_packed(*kinds: str, dtype: str = BFLOAT16, by: str = "auto") -> str:
-        return activation_dtype(LoadConfig("m", cpu_instructions=by), dtype, kinds)
+    def of_packed(*kinds: str, dtype: str = BFLOAT16, by: str = "auto", asked: str = "auto") -> str:
+        return activation_dtype(LoadConfig("m", dtype=asked, cpu_instructions=by), dtype, kinds)
 
-    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI")
+    has(monkeypatch, "AVX512_BF16", INT8_INSTRUCTION)
     assert of_packed("q4_k", "q6_k") == of_packed("fp8", "int4-g64") == "int16"
     assert of_packed("fp8") == BFLOAT16
-    assert of_packed("q4_k", dtype=FLOAT32) == FLOAT32
+    for dtype in (FLOAT32, "float16"):
+        assert of_packed("q4_k", dtype=dtype) == "int16"
+        assert (
+            of_packed("q4_k", dtype=dtype, asked=dtype) == of_packed("fp8", dtype=dtype) == FLOAT32
+        )
     assert chosen(BFLOAT16, "int16", "int4") == "int16"
-    has(monkeypatch, "AVX512_VNNI")
+    has(monkeypatch, INT8_INSTRUCTION)
     assert of_packed("q4_k") == chosen(FLOAT32, quantization="int4") == "int16"
-    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI", "AMX_INT8")
+    has(monkeypatch, "AVX512_BF16", INT8_INSTRUCTION, "AMX_INT8")
     assert of_packed("q4_k") == BFLOAT16
     assert of_packed("q4_k", by="vectors") == "int16"
+    assert of_packed("q4_k", dtype=FLOAT32) == FLOAT32
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16"])
@@ -161,8 +167,8 @@ def test_int16_by_tiles_is_for_weights_in_8_bits_and_bfloat16_for_others(
         (FLOAT32, "bfloat16", "int8", "this CPU has no AVX512_BF16"),
         (BFLOAT16, "int8", None, "the weights are bfloat16; start with quantization='int8'"),
         (BFLOAT16, "bfloat16", None, "this CPU has no AVX512_BF16"),
-        (FLOAT32, "int8", "int8", "this CPU has no AVX512_VNNI"),
-        (FLOAT32, "int8", "int4", "this CPU has no AVX512_VNNI"),
+        (FLOAT32, "int8", "int8", f"this CPU has no {INT8_INSTRUCTION}"),
+        (FLOAT32, "int8", "int4", f"this CPU has no {INT8_INSTRUCTION}"),
     ],
 )
 def test_what_is_not_possible_is_an_error(
@@ -180,11 +186,11 @@ def test_what_is_not_possible_is_an_error(
 def test_packed_weights_of_a_checkpoint_decide_what_is_possible(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has(monkeypatch, "AVX512_BF16", "AVX512_VNNI")
+    has(monkeypatch, "AVX512_BF16", INT8_INSTRUCTION)
     for wanted in ("int8", "int16", "bfloat16"):
         load = LoadConfig("m", activation_dtype=wanted)
         assert activation_dtype(load, FLOAT32, {"q4_k", "q6_k"}) == wanted
-    assert activation_dtype(LoadConfig("m"), FLOAT32, {"q4_k"}) == FLOAT32
+    assert activation_dtype(LoadConfig("m", dtype=FLOAT32), FLOAT32, {"q4_k"}) == FLOAT32
     load = LoadConfig("m", activation_dtype="int8")
     with pytest.raises(EngineStartError, match=r"the weights are fp8; start with .* but FP8"):
         activation_dtype(load, BFLOAT16, {"fp8"})
@@ -285,8 +291,8 @@ def test_instructions_have_their_names() -> None:
     assert instruction_of(BFLOAT16, uses_tiles=True) == "AMX_BF16"
     assert instruction_of(BFLOAT16, uses_tiles=False) == "AVX512_BF16"
     assert instruction_of("int8", uses_tiles=True) == "AMX_INT8"
-    assert instruction_of("int8", uses_tiles=False) == "AVX512_VNNI"
-    assert instruction_of("int16", uses_tiles=False) == "AVX512_VNNI"
+    assert instruction_of("int8", uses_tiles=False) == INT8_INSTRUCTION
+    assert instruction_of("int16", uses_tiles=False) == INT8_INSTRUCTION
     of_float32 = ("AVX512F", "AVX2", "AVX", "SSE2", "NEON")
     assert instruction_of(FLOAT32, uses_tiles=True) in of_float32
 
