@@ -155,13 +155,12 @@ class ExpertOps:
             return self._buffers[moe.spec].identities
         return moe.added_rows(num_tokens)
 
-    def route(self, x: Tensor, moe: MoE, token_ids: int) -> Routing:
+    def route(self, x: Tensor, moe: MoE) -> Routing:
         """Record the choice of experts by the logits in `logits`, or by the ids of tokens.
 
         Args:
             x: [tokens, width], what the experts read.
             moe: the mixture.
-            token_ids: the address of the step's tokens, int64.
         """
         spec, buffers = moe.spec, self._buffers[moe.spec]
         out = [buffers.ids.data_ptr(), buffers.weights.data_ptr()]
@@ -169,7 +168,7 @@ class ExpertOps:
             self._record_choice(moe, out)
         else:
             source = [buffers.logits.data_ptr(), 4 * buffers.logits.shape[1]]
-            numbers = [spec.num_experts, spec.top_k, *out, token_ids, moe.table.data_ptr()]
+            numbers = [spec.num_experts, spec.top_k, *out, self._token_ids, moe.table.data_ptr()]
             factors = map(word_of_float, (spec.weight_scale, spec.total_eps))
             operands = [self._num_tokens, *source, *numbers, *factors]
             kernel = ROUTE_BY_TOKEN[_SCORES[spec.scoring]]

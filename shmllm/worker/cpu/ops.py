@@ -368,10 +368,7 @@ class CpuOps:
             deviations = word_of_float(spec.deviations)
             self._record(f"sparse_{label}", ACTIVATE_SPARSE[spec.activation], *operands, deviations)
         elif spec.bound is not None:
-            bound, kernel = (
-                word_of_float(spec.bound),
-                ACTIVATE_BOUNDED[spec.activation],
-            )
+            kernel, bound = ACTIVATE_BOUNDED[spec.activation], word_of_float(spec.bound)
             self._record(f"bounded_{label}", kernel, *operands, bound)
         else:
             self._record(label, ACTIVATE[spec.activation, spec.gated], *operands)
@@ -381,7 +378,7 @@ class CpuOps:
         self._products.record(self._num_tokens, x, moe.router, logits, is_exact=True)
         if self._lora is not None:
             self._lora.record(self._kernels, x, moe.router, logits)
-        return self._experts.route(x, moe, int(self._inputs.token_ids.ctypes.data))
+        return self._experts.route(x, moe)
 
     def experts(self, x: Tensor, routing: Routing, moe: MoE) -> Tensor:
         experts = self._experts

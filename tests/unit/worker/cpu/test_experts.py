@@ -47,7 +47,7 @@ def test_no_layer_writes_the_number_by_which_another_one_counts_its_pieces() -> 
     layers = [MoE(HIDDEN, SPEC, Storage(_allocate, torch.float32)) for _ in range(3)]
     for layer in layers:
         x = torch.zeros(MAX_TOKENS, HIDDEN)
-        ops.experts(x, ops.route(x, layer, 0), layer, None)
+        ops.experts(x, ops.route(x, layer), layer, None)
     written = [operands[-1] for kernel, operands in program.recorded if kernel is SORT]
     assert len(set(written)) == len(layers)
     kept = {tensor.data_ptr() for tensor in program.kept if isinstance(tensor, torch.Tensor)}
