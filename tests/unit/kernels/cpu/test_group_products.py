@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from support.cpu_kernels import NEEDS_INT8, guarded, run_kernel
@@ -152,6 +155,33 @@ def test_products_equal_float64_and_have_the_same_bits_in_any_batch(kind: str, d
         for rows in (1, 2, 3, 7, 8, 13):
             assert torch.equal(multiply_rounded(x[:rows].clone(), matrix, dtype), whole[:rows])
             assert torch.equal(multiply_rounded(x[-rows:].clone(), matrix, dtype), whole[-rows:])
+
+
+def multiplied_and_added(a: float, b: float, c: float) -> float:
+    """Returns the float32 next to a * b + c."""
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    near = np.float32(float(exact))
+    around = near, np.nextafter(near, np.float32("inf")), np.nextafter(near, np.float32("-inf"))
+    return float(min(around, key=lambda number: abs(Fraction(float(number)) - exact)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["int4", "q8_0"])
+def test_products_have_the_bits_of_their_definition(kind: str, dtype: str) -> None:
+    """So they do not depend on the CPU's instructions."""
+    matrix, x = drawn_matrix(5, 256, kind), torch.randn(3, 256)
+    found = multiply_rounded(x, matrix, dtype)
+    integers, scales = plainly_rounded(x, X_KINDS[dtype, kind])
+    own = matrix.scales.view(torch.float16).view(5, -1).float()
+    codes = (values_of(matrix).double().view(5, -1, 32) / own.double()[..., None]).round()
+    totals = torch.einsum("rge,cge->rcg", integers.double(), codes)
+    for row in range(3):
+        factors = own * scales[row]
+        for column in range(5):
+            expected = 0.0
+            for total, factor in zip(totals[row, column], factors[column], strict=True):
+                expected = multiplied_and_added(total.float().item(), factor.item(), expected)
+            assert found[row, column].item() == expected
 
 
 def test_a_bias_is_added_once() -> None:
