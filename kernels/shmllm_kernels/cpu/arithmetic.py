@@ -117,31 +117,32 @@ def _corrected(e: Emitter, correction: ir.Value) -> ir.Value:
     )
 
 
-_INT8 = {
-    16: Arithmetic(
-        1,
-        4 * LANES,
-        _load,
-        lambda e, address, count: _load_first(e, address, count, 1),
-        lambda e, address, kind: _plus_128(e, _load(e, address)),
-        lambda e, address, count, kind: _plus_128(e, _load_first(e, address, count, 1)),
-        lambda e, x, weight, sums: dot_bytes(e, sums, weight, x),
-        _corrected,
-        lambda e, sums: e.builder.sitofp(sums, e.vector),
-    ),
-    8: Arithmetic(
-        1,
-        2 * LANES,
-        _load_words,
-        _load_first_words,
-        lambda e, address, kind: _load_words(e, address),
-        lambda e, address, count, kind: _load_first_words(e, address, count),
-        lambda e, x, weight, sums: dot_words(e, sums, weight, x),
-        lambda e, correction: e.splat_int(0),
-        lambda e, sums: e.builder.sitofp(sums, e.vector),
-    ),
-}
-"""By the lanes of a register."""
+_INT8_BY_BYTES = Arithmetic(
+    1,
+    4 * LANES,
+    _load,
+    lambda e, address, count: _load_first(e, address, count, 1),
+    lambda e, address, kind: _plus_128(e, _load(e, address)),
+    lambda e, address, count, kind: _plus_128(e, _load_first(e, address, count, 1)),
+    lambda e, x, weight, sums: dot_bytes(e, sums, weight, x),
+    _corrected,
+    lambda e, sums: e.builder.sitofp(sums, e.vector),
+)
+_INT8_BY_WORDS = Arithmetic(
+    1,
+    2 * LANES,
+    _load_words,
+    _load_first_words,
+    lambda e, address, kind: _load_words(e, address),
+    lambda e, address, count, kind: _load_first_words(e, address, count),
+    lambda e, x, weight, sums: dot_words(e, sums, weight, x),
+    lambda e, correction: e.splat_int(0),
+    lambda e, sums: e.builder.sitofp(sums, e.vector),
+)
+
+HAS_DOTS_OF_BYTES = LANES == 16 and bool(FEATURES.get("avx512vnni"))
+HAS_DOTS_OF_WORDS = LANES == 8 and bool(FEATURES.get("avx2"))
+"""What integers of activations and weights meet as on this CPU, if it has instructions for that."""
 
 ARITHMETIC = {
     "float32": Arithmetic(
@@ -162,15 +163,12 @@ ARITHMETIC = {
         lambda e, address, count, kind: _load_first(e, address, count, 2),
         _dot_pairs,
     ),
-    "int8": _INT8[max(LANES, 8)],
+    "int8": _INT8_BY_WORDS if HAS_DOTS_OF_WORDS else _INT8_BY_BYTES,
 }
 """The ways by the dtype name of the activations."""
 
 HAS_BFLOAT16 = LANES == 16 and bool(FEATURES.get("avx512bf16"))
 """Whether this CPU multiplies bfloat16 itself."""
-HAS_DOTS_OF_BYTES = LANES == 16 and bool(FEATURES.get("avx512vnni"))
-HAS_DOTS_OF_WORDS = LANES == 8 and bool(FEATURES.get("avx2"))
-"""What integers of activations and weights meet as on this CPU, if it has instructions for that."""
 HAS_INT8 = HAS_DOTS_OF_BYTES or HAS_DOTS_OF_WORDS
 """Whether this CPU multiplies integers of 8 bits, and by groups those of 16, itself."""
 INT8_INSTRUCTION = "AVX2" if HAS_DOTS_OF_WORDS else "AVX512_VNNI"

@@ -24,6 +24,8 @@ from llvmlite import ir
 
 from shmllm_kernels.code_tables import E2M1
 from shmllm_kernels.cpu.shuffles import (
+    divided,
+    joined,
     transposed,
     transposed_eights,
     transposed_fours,
@@ -105,7 +107,7 @@ def _read_2_bits(e: Emitter, source: ir.Value, first: int, vector: ir.VectorType
     if vector.count > _QUARTER:
         part = ir.VectorType(vector.element, _QUARTER)
         firsts = range(first, first + vector.count, _QUARTER)
-        return _joined(e, *(_read_2_bits(e, source, each, part) for each in firsts))
+        return joined(e, [_read_2_bits(e, source, each, part) for each in firsts])
     read = _load_bytes(e, e.at(source, first % _QUARTER), vector.count)
     moved = e.builder.lshr(e.builder.zext(read, vector), splat(vector, 2 * (first // _QUARTER)))
     return e.builder.and_(moved, splat(vector, 3))
@@ -178,24 +180,18 @@ def _e4m3(e: Emitter, codes: ir.Value) -> ir.Value:
     return b.fpext(b.bitcast(bits, ir.VectorType(ir.HalfType(), e.lanes)), e.vector)
 
 
-def _joined(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Returns the lanes of two vectors one after the other."""
-    lanes = ir.Constant(ir.VectorType(INT32, 2 * low.type.count), list(range(2 * low.type.count)))
-    return e.builder.shuffle_vector(low, high, lanes)
-
-
 def _nibbles_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
     read = _load_bytes(e, source, _HALF)
     low = e.builder.and_(read, splat(read.type, 15))
-    return _joined(e, low, e.builder.lshr(read, splat(read.type, 4)))
+    return joined(e, [low, e.builder.lshr(read, splat(read.type, 4))])
 
 
 def _2_bits_as_bytes(e: Emitter, source: ir.Value) -> ir.Value:
     """Returns two bits of each element."""
     b, read = e.builder, _load_bytes(e, source, _QUARTER)
     quarters = [b.lshr(read, splat(read.type, shift)) for shift in (0, 2, 4, 6)]
-    joined = _joined(e, *(_joined(e, *quarters[i : i + 2]) for i in (0, 2)))
-    return b.and_(joined, splat(joined.type, 3))
+    codes = joined(e, quarters)
+    return b.and_(codes, splat(codes.type, 3))
 
 
 def _with_highest_bit_as_bytes(read: AsBytes, num_bits: int) -> AsBytes:
@@ -299,18 +295,11 @@ def _look_up(e: Emitter, table: Sequence[int], codes: ir.Value) -> ir.Value:
     """Looks bytes up in a register."""
     count = codes.type.count
     if count > 4 * LANES:
-        first, second = (_part(e, codes, begin, count // 2) for begin in (0, count // 2))
-        return _joined(e, _look_up(e, table, first), _look_up(e, table, second))
+        return joined(e, [_look_up(e, table, part) for part in divided(e, codes, 4 * LANES)])
     entries = ir.Constant(codes.type, [*table] * (count // len(table)))
     name = "llvm.x86.avx512.pshuf.b.512" if LANES == 16 else "llvm.x86.avx2.pshuf.b"
     look_up = function(e.builder, name, codes.type, [codes.type, codes.type])
     return e.builder.call(look_up, [entries, codes])
-
-
-def _part(e: Emitter, vector: ir.Value, first: int, count: int) -> ir.Value:
-    """Returns `count` lanes of a vector, from the first one given on."""
-    lanes = ir.Constant(ir.VectorType(INT32, count), [*range(first, first + count)])
-    return e.builder.shuffle_vector(vector, vector, lanes)
 
 
 _OF_BITS: dict[int, tuple[Read, AsBytes, Words | None]] = {

@@ -15,10 +15,10 @@ import numpy as np
 from shmllm_kernels.cpu.bounded_activation import shifted_product
 from shmllm_kernels.cpu.expert_lora import add_to_block, has_adapters
 from shmllm_kernels.cpu.functions import gelu, gelu_tanh, relu_squared, silu
+from shmllm_kernels.cpu.group_panels import PANEL_COLUMNS
 from shmllm_kernels.cpu.group_products import KINDS as KINDS_IN_GROUPS
 from shmllm_kernels.cpu.group_products import product as product_in_groups
 from shmllm_kernels.cpu.group_rounding import GROUPINGS
-from shmllm_kernels.cpu.group_tiles import PANEL_COLUMNS
 from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled
 from shmllm_kernels.cpu.lora import DTYPES

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from shmllm_kernels.cpu.arithmetic import HAS_DOTS_OF_WORDS, dot_bytes, dot_words
+from shmllm_kernels.cpu.shuffles import divided, joined
 from shmllm_kernels.cpu.simd import INT32, LANES, Emitter
 
 DIGIT_BITS = 8
@@ -78,32 +79,29 @@ def _bytes_as_words(e: Emitter, codes: ir.Value) -> list[ir.Value]:
     return [b.bitcast(each, e.integers) for each in (low, high)]
 
 
+def _by_registers(e: Emitter, compute: Callable[..., ir.Value], *vectors: ir.Value) -> ir.Value:
+    """Returns what (emitter, parts of the vectors) -> part computes of each register's part."""
+    own = Emitter(e.builder, LANES)
+    registers = zip(*(divided(e, each, LANES) for each in vectors), strict=True)
+    return joined(e, [compute(own, *parts) for parts in registers])
+
+
 def _dot_words(e: Emitter, sums: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
-    """Adds the products of two words in each lane."""
-    b, half = e.builder, Emitter(e.builder, LANES)
-    found = []
-    for first in range(0, e.lanes, LANES):
-        lanes = ir.Constant(half.integers, [*range(first, first + LANES)])
-        own = [b.shuffle_vector(each, each, lanes) for each in (sums, weights, x)]
-        found.append(dot_words(half, *own))
-    return b.shuffle_vector(*found, ir.Constant(e.integers, [*range(e.lanes)]))
+    return _by_registers(e, dot_words, sums, weights, x)
+
+
+def _kept(e: Emitter, sums: ir.Value) -> ir.Value:
+    kind = ir.FunctionType(e.integers, [e.integers])
+    return e.builder.asm(kind, "", "=x,0", [sums], True)
 
 
 def in_order(e: Emitter, sums: Sequence[ir.Value]) -> list[ir.Value]:
-    """Keeps LLVM from adding further numbers before these sums exist. (It would add up one sum of a
-    tile after the other, and keep all weights and activations in memory meanwhile.)"""
+    """Keeps LLVM from adding further numbers before these sums exist, where registers are few. (It
+    would add up one sum of a tile after the other, and keep all weights and activations in memory
+    meanwhile.)"""
     if e.lanes == LANES:
         return list(sums)
-    b, half = e.builder, Emitter(e.builder, LANES)
-    kind, out = ir.FunctionType(half.integers, [half.integers]), []
-    for each in sums:
-        parts = []
-        for first in range(0, e.lanes, LANES):
-            lanes = ir.Constant(half.integers, [*range(first, first + LANES)])
-            part = b.shuffle_vector(each, each, lanes)
-            parts.append(b.asm(kind, "", "=x,0", [part], True))
-        out.append(b.shuffle_vector(*parts, ir.Constant(e.integers, [*range(e.lanes)])))
-    return out
+    return [_by_registers(e, _kept, each) for each in sums]
 
 
 _BYTES = GroupArithmetic(

@@ -5,25 +5,27 @@ the groups, a column then adds ``total * (scale of weights * scale of x)`` and, 
 offsets, ``offset * (scale of x * sum of x)``, each by a fused multiply-add. The result depends on
 nothing else: neither on the batch nor on tiles.
 
-`group_rounding` rounds activations, `group_tiles` emits the code, `group_arithmetic` has the
-instructions.
+`group_rounding` rounds activations, `group_panels` places weights, `group_tiles` emits the code,
+`group_arithmetic` has the instructions.
 """
 
 from __future__ import annotations
 
 from shmllm_kernels.cpu.codes import RUN
-from shmllm_kernels.cpu.group_rounding import GROUPINGS, integers_bytes, numbers_bytes
-from shmllm_kernels.cpu.group_tiles import (
-    HAS_EIGHT_ROWS,
+from shmllm_kernels.cpu.group_panels import (
     PANEL_BYTES,
     PANEL_COLUMNS,
     PANEL_DEPTH,
+    place_codes,
+    place_parameters,
+)
+from shmllm_kernels.cpu.group_rounding import GROUPINGS, integers_bytes, numbers_bytes
+from shmllm_kernels.cpu.group_tiles import (
+    HAS_EIGHT_ROWS,
     eight_rows_tile,
     four_rows_tile,
     has_words,
     one_row_tile,
-    place_codes,
-    place_parameters,
     row_pairs_tile,
     row_tile,
     two_rows_tile,

@@ -1,10 +1,7 @@
-"""The code of `group_products`: a panel of columns, and the tiles that multiply it.
+"""The code of `group_products`: the tiles that multiply a panel of `group_panels`.
 
-A panel has PANEL_COLUMNS columns side by side: a vector holds a word of each. A plane of a run is
-16 such vectors, and after all runs come the parameters, a vector for each. So a lane adds up its
-own column, and no sum goes over lanes. A single row would wait for the panel: its tile reads the
-columns as they are stored, and only parameters come from the panel. `group_arithmetic` has the
-planes.
+A lane adds up its own column, and no sum goes over lanes. A single row would wait for the panel:
+its tile reads the columns as they are stored, and only parameters come from the panel.
 """
 
 from __future__ import annotations
@@ -16,151 +13,31 @@ from llvmlite import ir
 from shmllm_kernels.cpu.arithmetic import HAS_DOTS_OF_BYTES
 from shmllm_kernels.cpu.codes import RUN
 from shmllm_kernels.cpu.group_arithmetic import OWN, in_order
-from shmllm_kernels.cpu.group_rounding import GROUPINGS, num_planes
-from shmllm_kernels.cpu.language import compiled, emitted
-from shmllm_kernels.cpu.memory import on_stack
-from shmllm_kernels.cpu.product_tiles import places_of_rows
-from shmllm_kernels.cpu.shuffles import part_sums, transposed
-from shmllm_kernels.cpu.simd import INT32, NUM_REGISTERS, Emitter, Loop
-from shmllm_kernels.cpu.unpacking import (
-    MAX_DEPTH,
-    PACKINGS,
-    SCALES_BYTES,
-    prefetch,
-    scale_bytes,
-    widen_scales,
+from shmllm_kernels.cpu.group_panels import (
+    PANEL_COLUMNS,
+    PARAMETERS_AT,
+    PLANE_VECTORS,
+    RUN_BYTES,
+    VECTOR_BYTES,
+    bytes_of,
+    column_of,
+    prefetch_columns,
+    prefetch_in_order,
+    run_bytes,
 )
+from shmllm_kernels.cpu.group_rounding import GROUPINGS, num_planes
+from shmllm_kernels.cpu.language import emitted
+from shmllm_kernels.cpu.product_tiles import places_of_rows
+from shmllm_kernels.cpu.shuffles import part_sums
+from shmllm_kernels.cpu.simd import INT32, NUM_REGISTERS, Emitter, Loop
+from shmllm_kernels.cpu.unpacking import PACKINGS
 
-PANEL_COLUMNS = 16
-PANEL_DEPTH = MAX_DEPTH // OWN.num_weight_planes
-"""The largest number of elements of a column in a panel."""
 HAS_EIGHT_ROWS = NUM_REGISTERS == 32
 """Whether the sums of a tile of eight rows fit into the registers."""
-_VECTOR = _LINE = 64
-_PLANE_VECTORS = RUN // 4
-_RUN_BYTES = RUN * PANEL_COLUMNS * OWN.num_weight_planes
-_PARAMETERS_AT = MAX_DEPTH * PANEL_COLUMNS
-PANEL_BYTES = _PARAMETERS_AT + SCALES_BYTES * PANEL_COLUMNS
 _PART = RUN // 4
 """The elements of the smallest group."""
 _CHAINS = 4
 """The smallest number of sums that a tile adds to in turn: an addition takes as many cycles."""
-
-
-# the panel
-
-
-def _column(e: Emitter, source: ir.Value, stride: ir.Value, last: ir.Value, i: int) -> ir.Value:
-    """Returns the address of a column; the last column stands for those behind it."""
-    b, index = e.builder, e.const(i)
-    own = b.select(b.icmp_signed("<", index, last), index, last)
-    return e.at(source, b.mul(stride, own))
-
-
-def _prefetch_columns(e: Emitter, source: ir.Value, stride: ir.Value, num_bytes: int) -> None:
-    for i in range(PANEL_COLUMNS):
-        column = e.at(source, e.builder.mul(stride, e.const(i)))
-        for at in range(0, num_bytes, _LINE):
-            e.prefetch(e.at(column, at))
-
-
-def _prefetch_in_order(
-    e: Emitter, source: ir.Value, stride: ir.Value, run: ir.Value, num_runs: ir.Value,
-    num_bytes: int,
-) -> None:  # fmt: skip
-    """As `_prefetch_columns` after all runs, but in the order of memory if columns of so many runs
-    have nothing between them. (On AVX2 a row then reads up to 1.3 times as fast.)"""
-    b, size = e.builder, e.const(num_bytes)
-    is_dense = b.icmp_signed("==", stride, b.mul(num_runs, size))
-    place = b.mul(run, size)
-    skipped = b.select(is_dense, b.mul(place, e.const(PANEL_COLUMNS - 1)), e.const(0))
-    step = b.select(is_dense, size, stride)
-    _prefetch_columns(e, e.at(source, skipped), step, num_bytes)
-
-
-def _bytes(e: Emitter, address: ir.Value, kind: str) -> ir.Value:
-    """Loads the codes of a run as bytes, in a vector of int32."""
-    read = PACKINGS[kind].codes.bytes
-    assert read is not None
-    return e.builder.bitcast(read(e, address), e.integers)
-
-
-def _words(e: Emitter, columns: Sequence[ir.Value], kind: str) -> list[ir.Value]:
-    """Loads the codes of a run of each column as the vectors of a panel."""
-    own = PACKINGS[kind].codes.words
-    if own is not None:
-        return _planes(e, own(e, columns, 1))
-    planes = zip(*(OWN.weight_planes(e, _bytes(e, each, kind)) for each in columns), strict=True)
-    return [word for plane in planes for word in transposed(e, plane)]
-
-
-def _planes(e: Emitter, words: Sequence[ir.Value]) -> list[ir.Value]:
-    """Returns the words of all planes of the words of codes."""
-    planes = zip(*(OWN.weight_planes(e, each) for each in words), strict=True)
-    return [word for plane in planes for word in plane]
-
-
-def _store_all(e: Emitter, vectors: Sequence[ir.Value], out: ir.Value) -> None:
-    for i, vector in enumerate(vectors):
-        pointer = e.builder.inttoptr(e.at(out, _VECTOR * i), vector.type.as_pointer())
-        e.builder.store(vector, pointer, align=_VECTOR)
-
-
-@emitted
-def _place_run(builder, source, stride, last, out, kind):
-    e = Emitter(builder, PANEL_COLUMNS)
-    columns = [_column(e, source, stride, last, i) for i in range(PANEL_COLUMNS)]
-    _store_all(e, _words(e, columns, kind), out)
-
-
-@emitted
-def _place_parameters(builder, widened, out):
-    """Writes 16 parameters of each column. widened: float32, SCALES_BYTES from one column to the
-    next."""
-    e = Emitter(builder, PANEL_COLUMNS)
-    rows = [e.load(e.at(widened, SCALES_BYTES * i)) for i in range(PANEL_COLUMNS)]
-    _store_all(e, transposed(e, rows), out)
-
-
-def _run_bytes(kind: str) -> int:
-    return PACKINGS[kind].codes.run_bytes
-
-
-def _num_scales(kind: str) -> int:
-    return PACKINGS[kind].num_scales
-
-
-@compiled
-def place_codes(source, stride, num_columns, num_runs, panel, kind):
-    """Writes the codes of columns to a panel.
-
-    Args:
-        source, stride: the first column's codes; the bytes from one column to the next.
-        num_columns: the number of columns, at most PANEL_COLUMNS.
-        num_runs: the number of runs, PANEL_DEPTH elements at most.
-        panel: PANEL_BYTES, aligned to 64.
-    """
-    for run in range(num_runs):
-        _place_run(
-            source + run * _run_bytes(kind), stride, num_columns - 1, panel + run * _RUN_BYTES, kind
-        )  # fmt: skip
-
-
-@compiled
-def place_parameters(scales, stride, num_columns, num_runs, panel, kind):
-    """Writes the parameters of columns to a panel, and prefetches those of as many columns behind
-    them. The arguments are those of `place_codes`."""
-    widened = on_stack(PANEL_COLUMNS * SCALES_BYTES)
-    for column in range(PANEL_COLUMNS):
-        own = scales + min(column, num_columns - 1) * stride
-        for at in range(0, scale_bytes(num_runs * RUN, kind), _VECTOR):
-            prefetch(own + PANEL_COLUMNS * stride + at)
-        widen_scales(own, num_runs * RUN, widened + column * SCALES_BYTES, kind)
-    for i in range(0, num_runs * _num_scales(kind), PANEL_COLUMNS):
-        _place_parameters(widened + 4 * i, panel + _PARAMETERS_AT + i * _VECTOR)
-
-
-# tiles
 
 
 def _broadcast_int(e: Emitter, address: ir.Value) -> ir.Value:
@@ -190,9 +67,9 @@ class _Run:
         b = e.builder
         self.e, self.packing = e, PACKINGS[kind]
         self.num_planes, self.group = num_planes(x_kind), GROUPINGS[x_kind].size
-        self.codes = e.at(panel, b.mul(place, e.const(_RUN_BYTES)))
-        size = e.const(self.packing.num_scales * _VECTOR)
-        self.own = e.at(e.at(panel, _PARAMETERS_AT), b.mul(place, size))
+        self.codes = e.at(panel, b.mul(place, e.const(RUN_BYTES)))
+        size = e.const(self.packing.num_scales * VECTOR_BYTES)
+        self.own = e.at(e.at(panel, PARAMETERS_AT), b.mul(place, size))
         self.planes_at = b.mul(elements, e.const(self.num_planes))
         self.numbers_bytes = numbers_bytes
         self.scales = b.add(scales_at, b.sdiv(elements, e.const(self.group // 4)))
@@ -201,7 +78,7 @@ class _Run:
         """Returns the columns' scales and offsets in the group of the element `first`."""
         e, packing = self.e, self.packing
         places = range(first // packing.group, packing.num_scales, RUN // packing.group)
-        own = [e.load(e.at(self.own, _VECTOR * place)) for place in places]
+        own = [e.load(e.at(self.own, VECTOR_BYTES * place)) for place in places]
         offset = packing.form.offset and packing.form.offset(e.builder, *own)
         unit = packing.codes.byte_unit
         scale = own[0] if unit == 1 else e.builder.fmul(own[0], ir.Constant(e.vector, [unit] * 16))
@@ -234,9 +111,9 @@ class _Run:
 
     def word(self, place: int) -> ir.Value:
         """Loads a vector of the panel's words."""
-        at = self.e.at(self.codes, _VECTOR * place)
+        at = self.e.at(self.codes, VECTOR_BYTES * place)
         pointer = self.e.builder.inttoptr(at, self.e.integers.as_pointer())
-        return self.e.builder.load(pointer, align=_VECTOR)
+        return self.e.builder.load(pointer, align=VECTOR_BYTES)
 
     def dots(
         self, first: int, xs: Sequence[ir.Value], word: Callable[[int], ir.Value]
@@ -248,7 +125,7 @@ class _Run:
         for plane in range(self.num_planes):
             if plane:
                 chains = [[self.shifted(total) for total in sums] for sums in chains]
-            of_weights = plane % OWN.num_weight_planes * _PLANE_VECTORS
+            of_weights = plane % OWN.num_weight_planes * PLANE_VECTORS
             for i in range(self.group // 4):
                 weights = word(of_weights + first // 4 + i)
                 for x, sums in zip(xs, chains, strict=True):
@@ -295,9 +172,9 @@ def _tile(num_rows: int):
 
         def add_run(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             run = _Run(e, kind, x_kind, panel, place, elements, scales_at, numbers_bytes)
-            num_bytes = _run_bytes(kind)
+            num_bytes = run_bytes(kind)
             at = e.at(ahead, builder.mul(place, e.const(num_bytes)))
-            _prefetch_columns(e, at, stride, num_bytes)
+            prefetch_columns(e, at, stride, num_bytes)
             for first in range(0, RUN, run.group):
                 own, dots = run.parameters(first), run.dots(first, xs, run.word)
                 rows = zip(xs, dots, sums, strict=True)
@@ -333,13 +210,13 @@ def _row_tile(count: int):
         words = PACKINGS[kind].codes.words if has_words(kind) else None
 
         def add_runs(place: ir.Value, elements: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            codes = e.at(source, builder.mul(place, e.const(_run_bytes(kind))))
+            codes = e.at(source, builder.mul(place, e.const(run_bytes(kind))))
             behind = e.at(codes, builder.mul(stride, e.const(PANEL_COLUMNS)))
             if HAS_DOTS_OF_BYTES:
-                _prefetch_columns(e, behind, stride, count * _run_bytes(kind))
+                prefetch_columns(e, behind, stride, count * run_bytes(kind))
             else:
-                _prefetch_in_order(e, behind, stride, place, end, _run_bytes(kind))
-            columns = [_column(e, codes, stride, last, i) for i in range(PANEL_COLUMNS)]
+                prefetch_in_order(e, behind, stride, place, end, run_bytes(kind))
+            columns = [column_of(e, codes, stride, last, i) for i in range(PANEL_COLUMNS)]
             read = words(e, columns, count) if words else []
             for i in range(count):
                 run = _Run(
@@ -378,7 +255,7 @@ def _dots_of_columns(
     ]
 
     def products_of(column: ir.Value) -> ir.Value:
-        read = OWN.weight_planes(e, _bytes(e, column, kind))
+        read = OWN.weight_planes(e, bytes_of(e, column, kind))
         total = e.splat_int(0)
         for place, plane in enumerate(planes):
             before = run.shifted(total) if place else total

@@ -1,4 +1,4 @@
-"""Moves numbers between 16 vectors of 16 numbers by the shuffles that x86 has."""
+"""Joins and divides vectors, and moves numbers between 16 vectors of 16 by the shuffles of x86."""
 
 from __future__ import annotations
 
@@ -10,6 +10,24 @@ from shmllm_kernels.cpu.simd import INT32, Emitter
 
 _WIDTH, _PART, _PARTS = 16, 4, 4
 """A vector has four parts of four numbers, 128 bits, which shuffles do not mix."""
+
+
+def joined(e: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
+    """Returns the numbers of two, four or eight vectors one after the other."""
+    if len(parts) > 2:
+        half = len(parts) // 2
+        parts = [joined(e, parts[:half]), joined(e, parts[half:])]
+    kind = ir.VectorType(INT32, 2 * parts[0].type.count)
+    return e.builder.shuffle_vector(*parts, ir.Constant(kind, list(range(kind.count))))
+
+
+def divided(e: Emitter, vector: ir.Value, count: int) -> list[ir.Value]:
+    """Returns the vectors of `count` numbers that `joined` makes one of."""
+    kind = ir.VectorType(INT32, count)
+    return [
+        e.builder.shuffle_vector(vector, vector, ir.Constant(kind, [*range(at, at + count)]))
+        for at in range(0, vector.type.count, count)
+    ]
 
 
 def _pair(e: Emitter, two: Sequence[ir.Value], lanes: Sequence[int]) -> ir.Value:
@@ -59,7 +77,7 @@ def transposed(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
 
 def transposed_eights(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
     """Returns the columns of 16 rows of eight numbers: eight vectors."""
-    pairs = [_joined(e, [rows[i], rows[i + 4]]) for i in (0, 1, 2, 3, 8, 9, 10, 11)]
+    pairs = [joined(e, [rows[i], rows[i + 4]]) for i in (0, 1, 2, 3, 8, 9, 10, 11)]
     first, second = _transposed_parts(e, pairs[:4]), _transposed_parts(e, pairs[4:])
     columns = list(zip(first, second, strict=True))
     return [_pair(e, two, _every_other_part(odd)) for odd in (0, 1) for two in columns]
@@ -67,22 +85,13 @@ def transposed_eights(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
 
 def transposed_fours(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
     """Returns the columns of 16 rows of four numbers: four vectors."""
-    return _transposed_parts(e, [_joined(e, rows[i::4]) for i in range(4)])
+    return _transposed_parts(e, [joined(e, rows[i::4]) for i in range(4)])
 
 
 def transposed_twos(e: Emitter, rows: Sequence[ir.Value]) -> list[ir.Value]:
     """Returns the columns of 16 rows of two numbers: two vectors."""
-    halves = [_joined(e, rows[i : i + 8]) for i in (0, 8)]
+    halves = [joined(e, rows[i : i + 8]) for i in (0, 8)]
     return [_pair(e, halves, range(column, 2 * _WIDTH, 2)) for column in (0, 1)]
-
-
-def _joined(e: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
-    """Returns the numbers of two, four or eight vectors one after the other."""
-    if len(parts) > 2:
-        parts = [_joined(e, half) for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :])]
-    count = parts[0].type.count
-    lanes = ir.Constant(ir.VectorType(INT32, 2 * count), list(range(2 * count)))
-    return e.builder.shuffle_vector(*parts, lanes)
 
 
 def part_sums(e: Emitter, vectors: Sequence[ir.Value]) -> list[ir.Value]:

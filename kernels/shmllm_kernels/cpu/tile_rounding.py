@@ -23,7 +23,7 @@ from shmllm_kernels.cpu.kernel_program import Kernel
 from shmllm_kernels.cpu.language import compiled, emitted
 from shmllm_kernels.cpu.memory import floats, itemsize, on_stack, put_word, word
 from shmllm_kernels.cpu.rounding import LARGEST, as_integers, inverse_scale, largest_magnitude
-from shmllm_kernels.cpu.shuffles import transposed
+from shmllm_kernels.cpu.shuffles import joined, transposed
 from shmllm_kernels.cpu.simd import INT32, Emitter
 from shmllm_kernels.cpu.tile_instructions import LINE_BYTES, LINES
 
@@ -79,26 +79,20 @@ def line_bytes(num_rows):
     return WORD_BYTES * min(num_rows, BLOCK_ROWS)
 
 
-def _joined(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Returns the numbers of two vectors one after the other."""
-    kind = ir.VectorType(INT32, 2 * low.type.count)
-    return e.builder.shuffle_vector(low, high, ir.Constant(kind, list(range(kind.count))))
-
-
 def _as_bfloat16(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
     """Rounds 32 numbers to the nearest, ties to even; returns 16 words. AMX takes subnormal numbers
     for zero, which the CPU's instruction makes of them."""
     if HAS_BFLOAT16:
         return round_pairs(e, low, high)
     halves = [round_to_shorts(e, values) for values in (low, high)]
-    return e.builder.bitcast(_joined(e, *halves), e.integers)
+    return e.builder.bitcast(joined(e, halves), e.integers)
 
 
 def _bytes(e: Emitter, integers: Sequence[ir.Value]) -> ir.Value:
     """Returns the lowest bytes of four vectors as one of words."""
     byte = ir.VectorType(ir.IntType(8), LINES)
     parts = [e.builder.trunc(each, byte) for each in integers]
-    return e.builder.bitcast(_joined(e, _joined(e, *parts[:2]), _joined(e, *parts[2:])), e.integers)
+    return e.builder.bitcast(joined(e, parts), e.integers)
 
 
 def _words(
